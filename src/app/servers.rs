@@ -26,7 +26,7 @@ use crate::{
     transport::{
         admin,
         console::Console,
-        grpc::{self, HEALTH_NAMES, Handler, QuotaService, ResourceService},
+        grpc::{self, CallerErrors, HEALTH_NAMES, Handler, QuotaService, ResourceService},
         http,
     },
 };
@@ -36,6 +36,7 @@ pub(super) struct Servers {
     grpc: grpc::Server,
     http: http::Server,
     admin: Option<admin::Server>,
+    errors: Arc<CallerErrors>,
     /// The check of the control runtime's requests: those that arrive as JSON, and calls of the admin API.
     check: Check,
     workers: usize,
@@ -57,7 +58,9 @@ impl Servers {
         let input = settings.input.budget();
         let http = http::Server::bind(&settings.http, &input).await?;
         let page = telemetry.meters.page(&settings.telemetry.prometheus, telemetry.totals(&rules.reloader))?;
-        let mut grpc = grpc::Server::bind(settings.grpc.clone(), &input).await?;
+        let errors = Arc::<CallerErrors>::default();
+        let streams = settings.input.streams();
+        let mut grpc = grpc::Server::bind(settings.grpc.clone(), &input, &streams, Arc::clone(&errors)).await?;
         let admin = admin::Server::bind(&settings.admin, &input).await?;
         let check = engines.check(telemetry.control());
         let reports = ResourceReports {
@@ -68,21 +71,23 @@ impl Servers {
         let (stop, stopping) = watch::channel(false);
         let quotas = Quotas::new(check.engine.clone(), telemetry.clock.clone(), settings.quotas.clone());
         let (health, tonic_services) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
-        let quota_service = QuotaService::new(quotas.clone(), settings.grpc.limits, stopping.clone());
+        let quota_service =
+            QuotaService::new(quotas.clone(), settings.grpc.limits, Arc::clone(&errors), stopping.clone());
         for worker in 0..telemetry.workers {
             let (engines, traces, tonic_services) = (engines.clone(), telemetry.traces.clone(), tonic_services.clone());
             let (limits, response) = (settings.grpc.limits, settings.response.clone());
-            let quota_service = quota_service.clone();
+            let (quota_service, errors) = (quota_service.clone(), Arc::clone(&errors));
             grpc.start_worker(&format!("worker-{worker}"), stopping.clone(), move || async move {
                 let check = engines.check(WorkerId(worker));
                 wait_until_up(&check.engine.store).await;
-                Handler::new(check, limits, response, traces, quota_service, tonic_services)
+                Handler::new(check, limits, response, traces, quota_service, tonic_services, errors)
             })?;
         }
         Ok(Self {
             grpc,
             http,
             admin,
+            errors,
             check,
             workers: telemetry.workers,
             reports,
@@ -129,7 +134,7 @@ impl Servers {
         tasks: &mut Tasks,
     ) -> Result<RunningServers, AppError> {
         self.log_addresses(settings).map_err(AppError::Process)?;
-        let Self { grpc, http, admin, check, reports, page, health, stop, .. } = self;
+        let Self { grpc, http, admin, errors, check, reports, page, health, stop, .. } = self;
         let stopping = stop.subscribe();
         let (store, clock) = (check.engine.store.clone(), check.clock.clone());
         let Operations { overrides, candidates, activity, simulator } = operations;
@@ -155,6 +160,7 @@ impl Servers {
         }
         let handlers = http::Handlers {
             check,
+            errors,
             reports,
             limits: settings.grpc.limits,
             response: settings.response.clone(),

@@ -6,6 +6,8 @@ mod client_hello;
 mod hash_tables;
 /// Names and values with newlines and escape sequences in the log.
 mod log_injection;
+/// Memory of unfinished messages and unread responses.
+mod memory;
 /// Texts that are parsed: mappings, rules and limits of callers.
 mod parsers;
 /// Hashes instead of the values of entries, in Redis and in the log.

@@ -41,7 +41,6 @@ fn no_mapping_of_a_stranger_stops_the_process_or_fills_its_memory() {
         "[".repeat(100_000),
         "{a: ".repeat(50_000),
         "? ".repeat(50_000),
-        "a:\n ".repeat(10_000),
         nested_aliases(),
         long_aliases(),
         format!("domain: d\ntime: t\ndescriptors:\n{}", "- [{ key: a, value: b }]\n".repeat(2_000)),

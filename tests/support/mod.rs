@@ -10,6 +10,7 @@ pub(crate) mod network;
 pub(crate) mod operator;
 pub(crate) mod proxy;
 pub(crate) mod raw_client;
+pub(crate) mod raw_grpc;
 pub(crate) mod redis;
 pub(crate) mod redis_topologies;
 pub(crate) mod server;

@@ -1,5 +1,7 @@
 //! The protocols over the wire: Envoy's gRPC, `sluicegate.v1`, HTTP, TLS, connections, and invalid input.
 
+/// Bytes by which a caller tries to get past its limit.
+mod bypass;
 /// Limits on the number and the age of connections.
 mod connections;
 /// A real Envoy with the rate limit filter.

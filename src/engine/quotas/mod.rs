@@ -227,6 +227,14 @@ impl Engine {
         (orders.drain(..).next().unwrap_or(entries), is_ambiguous)
     }
 
+    /// Returns whether a limit applies to the bucket, or something that denies all its requests.
+    #[must_use]
+    pub fn limits(&self, report: &BucketReport<'_>, now: Micros) -> bool {
+        let snapshot = &*self.rules.load();
+        let descriptor = report.descriptor();
+        matches!(self.find_match(snapshot, report.domain, &descriptor, now), Match::Limited(_) | Match::Denied(_))
+    }
+
     /// Counts the reported requests, and returns the caller's next quota.
     ///
     /// Returns `None` before rules are loaded, and for a limit that cannot be divided if its failure policy is `error`.

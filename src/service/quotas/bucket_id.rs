@@ -15,12 +15,33 @@ pub struct BucketId(SmallVec<[u8; 16]>);
 
 /// Stands before a length of four bytes.
 const LONG: u8 = u8::MAX;
+/// Stands after the entries of a name that cannot be sent back. No entry begins with it, as short lengths have one byte.
+const UNREADABLE: [u8; 5] = [LONG, 0, 0, 0, 0];
 
 impl BucketId {
     /// Returns whether there are no entries.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns the size of the name in bytes.
+    #[must_use]
+    pub fn size(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Returns the name with these entries for a bucket whose own name is not UTF-8.
+    #[must_use]
+    pub fn into_unreadable(mut self) -> Self {
+        self.0.extend_from_slice(&UNREADABLE);
+        self
+    }
+
+    /// Returns whether the entries are the caller's own, so that it recognises the name in an answer.
+    #[must_use]
+    pub fn is_readable(&self) -> bool {
+        !self.0.ends_with(&UNREADABLE)
     }
 
     /// Returns the keys with their values.
@@ -69,6 +90,18 @@ impl fmt::Debug for BucketId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_unreadable_name_has_the_same_entries_and_is_another_name() {
+        let texts = ["", "x", &"x".repeat(255)];
+        for entries in texts.iter().flat_map(|key| texts.iter().map(move |value| [(*key, *value)])) {
+            let id: BucketId = entries.into_iter().collect();
+            let unreadable = id.clone().into_unreadable();
+            assert_eq!((id.is_readable(), unreadable.is_readable()), (true, false), "{entries:?}");
+            assert_ne!(id, unreadable);
+            assert_eq!(id.entries().collect::<Vec<_>>(), unreadable.entries().collect::<Vec<_>>());
+        }
+    }
 
     #[test]
     fn a_name_has_the_entries_of_which_it_was_made() {

@@ -12,6 +12,7 @@ pub use bucket_id::BucketId;
 
 use std::{
     collections::HashMap,
+    mem,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -28,13 +29,14 @@ use opentelemetry::metrics::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
+use tokio::task::yield_now;
 
 use self::bucket::Bucket;
 use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
     engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
-    metrics::{LogThrottle, observe_gauge},
+    metrics::{LogThrottle, observe_counter, observe_gauge},
     rules::Entry,
 };
 
@@ -44,6 +46,8 @@ const TICK: Micros = Micros::from_secs(1);
 const BEFORE_WINDOW: Micros = Micros::new(25_000);
 /// Maximum number of quotas that are computed at the same time.
 const BATCH: usize = 256;
+/// Size in bytes of a name for which a bucket counts as one more bucket.
+const NAME_BYTES: usize = 400;
 /// Settings of Envoy's quota protocol.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -57,8 +61,9 @@ pub struct Settings {
     #[serde(with = "crate::duration")]
     #[schemars(schema_with = "crate::duration::schema")]
     pub idle_timeout: Duration,
-    /// Maximum number of buckets on all streams, of about 400 bytes each with short names and counters in
-    /// memory.
+    /// Maximum number of buckets on all streams, of about 400 bytes each with short names and counters in memory; a bucket
+    /// counts once more for each 400 bytes of its name. A stream can have as many as are free, so that others always find
+    /// room. Requests of further buckets are denied if they have a limit.
     pub max_buckets: usize,
 }
 
@@ -87,6 +92,8 @@ impl Settings {
 pub struct Usage {
     /// The bucket.
     pub bucket: BucketId,
+    /// The entries by which rules are found and requests are counted, if they are not those of the bucket's name.
+    pub descriptor: Option<BucketId>,
     /// Number of admitted requests.
     pub allowed: u64,
     /// Number of denied requests.
@@ -105,6 +112,14 @@ pub enum BucketAction {
     Abandon(BucketId),
 }
 
+impl BucketAction {
+    /// Returns whether the caller recognises the bucket.
+    fn is_readable(&self) -> bool {
+        let (Self::Assign(id, ..) | Self::Abandon(id)) = self;
+        id.is_readable()
+    }
+}
+
 /// Error that ends a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum QuotaError {
@@ -117,9 +132,6 @@ pub enum QuotaError {
     /// A bucket has no entries.
     #[error("a bucket_id must have at least one entry")]
     NoEntries,
-    /// All streams together have too many buckets.
-    #[error("all streams together would have more than {0} buckets (quotas.max_buckets)")]
-    TooManyBuckets(usize),
 }
 
 /// Hands out quotas to all streams.
@@ -136,6 +148,11 @@ pub struct Quotas {
 struct Shared {
     streams: AtomicU64,
     buckets: AtomicU64,
+    /// The buckets, of which those with long names count several times.
+    used: AtomicU64,
+    /// Number of reports about buckets for which there was no room.
+    rejected: AtomicU64,
+    log_rejected: LogThrottle,
     log_ambiguous: LogThrottle,
     log_ambiguous_name: LogThrottle,
     /// The last stream of each named caller. Both have numbers.
@@ -162,6 +179,12 @@ impl Quotas {
         observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.streams.load(Relaxed));
         let description = "Number of buckets that callers of Envoy's quota protocol (RLQS) report, on all streams";
         observe_gauge(meter, "sluicegate_quota_buckets", description, move || buckets.buckets.load(Relaxed));
+        let rejected = Arc::clone(&self.shared);
+        let description = "Reports about buckets of Envoy's quota protocol (RLQS) that were denied, because their stream \
+                           had as many buckets as quotas.max_buckets leaves to it";
+        observe_counter(meter, "sluicegate_quota_rejected_buckets_total", description, move || {
+            rejected.rejected.load(Relaxed)
+        });
     }
 
     /// Starts the session of a new stream.
@@ -186,6 +209,8 @@ impl Quotas {
             stream,
             name: named,
             buckets: HashMap::new(),
+            descriptors: HashMap::new(),
+            used: 0,
             rules: None,
             next_tick: Micros::ZERO,
             window_phase: Micros::ZERO,
@@ -204,6 +229,10 @@ pub struct QuotaSession {
     /// The number of the caller's name.
     name: Option<u64>,
     buckets: HashMap<BucketId, Bucket>,
+    /// The descriptors of the few buckets that have other entries in their names.
+    descriptors: HashMap<BucketId, BucketId>,
+    /// The buckets, of which those with long names count several times.
+    used: u64,
     /// The rules and overrides by which the last quotas were computed.
     rules: Option<Arc<Snapshot>>,
     next_tick: Micros,
@@ -229,9 +258,12 @@ const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elap
 impl QuotaSession {
     /// Counts the reports of one message, and returns the next quota of each reported bucket.
     ///
+    /// If there is no room for a new bucket, its requests are denied. Without an answer, the caller would probably admit
+    /// all of them.
+    ///
     /// # Errors
     ///
-    /// Returns an error if the message is invalid or contains too many new buckets. Nothing is counted then.
+    /// Returns an error if the message is invalid. Nothing is counted then.
     pub async fn report(&mut self, domain: &str, usages: Vec<Usage>) -> Result<Vec<BucketAction>, QuotaError> {
         match (self.domain.is_empty(), domain) {
             (true, "") => return Err(QuotaError::NoDomain),
@@ -242,19 +274,78 @@ impl QuotaSession {
         if usages.iter().any(|usage| usage.bucket.is_empty()) {
             return Err(QuotaError::NoEntries);
         }
-        let max_buckets = self.quotas.settings.max_buckets;
-        let new = usages.iter().filter(|usage| !self.buckets.contains_key(&usage.bucket)).count();
-        if self.quotas.shared.buckets.load(Relaxed) + new as u64 > max_buckets as u64 {
-            return Err(QuotaError::TooManyBuckets(max_buckets));
-        }
         let (now, lifetime) = (self.quotas.clock.now(), self.quotas.settings.lifetime());
-        for usage in &usages {
-            if !self.buckets.contains_key(&usage.bucket) {
-                self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed, lifetime));
-                self.quotas.shared.buckets.fetch_add(1, Relaxed);
+        let (mut accepted, mut rejected) = (Vec::new(), Vec::new());
+        for usage in merged(usages) {
+            if self.buckets.contains_key(&usage.bucket) {
+                accepted.push(usage);
+                continue;
             }
+            if !self.take_room(&usage) {
+                rejected.push(usage);
+                continue;
+            }
+            self.buckets.insert(usage.bucket.clone(), Bucket::new(now, usage.elapsed, lifetime));
+            if let Some(descriptor) = &usage.descriptor {
+                self.descriptors.insert(usage.bucket.clone(), descriptor.clone());
+            }
+            accepted.push(usage);
         }
-        Ok(self.assign(usages, now, true).await)
+        let mut actions = self.assign(accepted, now, true).await;
+        self.reject(rejected, now, &mut actions).await;
+        Ok(actions)
+    }
+
+    /// Returns the domain of the stream; empty before the first message.
+    #[must_use]
+    pub fn domain(&self) -> &str {
+        &self.domain
+    }
+
+    /// Counts a new bucket. Returns `false` if the stream has as many buckets as are free.
+    fn take_room(&mut self, usage: &Usage) -> bool {
+        let shared = &self.quotas.shared;
+        let room = room(&usage.bucket, usage.descriptor.as_ref());
+        let free = (self.quotas.settings.max_buckets as u64).saturating_sub(shared.used.load(Relaxed));
+        if self.used + room > free {
+            return false;
+        }
+        self.used += room;
+        shared.used.fetch_add(room, Relaxed);
+        shared.buckets.fetch_add(1, Relaxed);
+        true
+    }
+
+    /// Adds the actions for buckets for which there was no room.
+    async fn reject(&self, usages: Vec<Usage>, now: Micros, actions: &mut Vec<BucketAction>) {
+        if usages.is_empty() {
+            return;
+        }
+        let shared = &self.quotas.shared;
+        shared.rejected.fetch_add(usages.len() as u64, Relaxed);
+        if shared.log_rejected.should_log() {
+            let (domain, max) = (&*self.domain, self.quotas.settings.max_buckets);
+            tracing::warn!(
+                domain,
+                max,
+                buckets = self.buckets.len(),
+                "a quota stream has as many buckets as quotas.max_buckets leaves to it; denying the requests of others, which \
+                 sluicegate_quota_rejected_buckets_total counts"
+            );
+        }
+        for (index, Usage { bucket, descriptor, .. }) in usages.into_iter().enumerate() {
+            if index % BATCH == BATCH - 1 {
+                yield_now().await;
+            }
+            if !bucket.is_readable() {
+                continue;
+            }
+            let descriptor = descriptor.as_ref().unwrap_or(&bucket);
+            let is_limited =
+                self.quotas.engine.limits(&self.bucket_report(descriptor, &NO_REPORT, HeldQuota::default()), now);
+            let quota = if is_limited { Quota::DenyAll } else { Quota::AllowAll };
+            actions.push(BucketAction::Assign(bucket, quota, self.quotas.settings.ttl));
+        }
     }
 
     /// Returns the time until the next call of [`Self::tick`].
@@ -278,8 +369,13 @@ impl QuotaSession {
         let (mut actions, mut due, mut idle) = (Vec::new(), Vec::new(), Vec::new());
         self.buckets.retain(|id, bucket| {
             if bucket.is_idle(idle_timeout, now) {
-                actions.push(BucketAction::Abandon(id.clone()));
+                if id.is_readable() {
+                    actions.push(BucketAction::Abandon(id.clone()));
+                }
                 self.quotas.shared.buckets.fetch_sub(1, Relaxed);
+                let room = room(id, self.descriptors.remove(id).as_ref());
+                self.quotas.shared.used.fetch_sub(room, Relaxed);
+                self.used -= room;
                 if bucket.held.prepaid.is_returnable(now) {
                     idle.push((id.clone(), bucket.held));
                 }
@@ -289,7 +385,8 @@ impl QuotaSession {
             let has_share = bucket.held.quota.is_some();
             let is_alive = !has_share || now < bucket.held.reported_at + lifetime;
             if is_changed || is_alive && bucket.is_review_due(now) {
-                due.push(Usage { bucket: id.clone(), allowed: 0, denied: 0, elapsed: Micros::ZERO });
+                let bucket = id.clone();
+                due.push(Usage { bucket, descriptor: None, allowed: 0, denied: 0, elapsed: Micros::ZERO });
             }
             true
         });
@@ -309,9 +406,17 @@ impl QuotaSession {
             }
         }
         let now = self.quotas.clock.now();
-        let before = self.buckets.len();
-        self.buckets.retain(|_, bucket| bucket.held.prepaid.is_returnable(now));
-        self.quotas.shared.buckets.fetch_sub((before - self.buckets.len()) as u64, Relaxed);
+        let shared = &self.quotas.shared;
+        self.buckets.retain(|id, bucket| {
+            if bucket.held.prepaid.is_returnable(now) {
+                return true;
+            }
+            let room = room(id, self.descriptors.get(id));
+            self.used -= room;
+            shared.used.fetch_sub(room, Relaxed);
+            shared.buckets.fetch_sub(1, Relaxed);
+            false
+        });
         let last = self.buckets.values().map(|bucket| bucket.held.ends_at).max()?;
         Some(Duration::from_micros((last - now).get()))
     }
@@ -362,6 +467,7 @@ impl QuotaSession {
 
     /// Returns a report to the engine.
     fn bucket_report<'a>(&'a self, bucket: &'a BucketId, report: &Reported, held: HeldQuota) -> BucketReport<'a> {
+        let bucket = self.descriptors.get(bucket).unwrap_or(bucket);
         BucketReport {
             domain: &self.domain,
             entries: self.order(bucket.entries().collect()),
@@ -382,7 +488,12 @@ impl QuotaSession {
         let mut actions = Vec::with_capacity(usages.len());
         let normal_lifetime = self.quotas.settings.lifetime();
         let mut usages = usages.into_iter().peekable();
+        let mut is_first = true;
         while usages.peek().is_some() {
+            if !mem::take(&mut is_first) {
+                // Other streams have their turn.
+                yield_now().await;
+            }
             let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
             let reported: Vec<_> = batch.iter().map(|usage| self.record(usage, now, are_reports)).collect();
             let session = &*self;
@@ -430,6 +541,7 @@ impl QuotaSession {
                 }
             }
         }
+        actions.retain(BucketAction::is_readable);
         actions
     }
 
@@ -460,6 +572,29 @@ impl QuotaSession {
     }
 }
 
+/// Returns the number of buckets that a bucket counts as.
+fn room(bucket: &BucketId, descriptor: Option<&BucketId>) -> u64 {
+    let bytes = bucket.size() + descriptor.map_or(0, BucketId::size);
+    1 + (bytes / NAME_BYTES) as u64
+}
+
+/// Merges the reports of one message about the same bucket.
+fn merged(usages: Vec<Usage>) -> Vec<Usage> {
+    let mut merged = Vec::<Usage>::new();
+    let mut positions = HashMap::new();
+    for usage in usages {
+        let position = *positions.entry(usage.bucket.clone()).or_insert(merged.len());
+        let Some(first) = merged.get_mut(position) else {
+            merged.push(usage);
+            continue;
+        };
+        first.allowed = first.allowed.saturating_add(usage.allowed);
+        first.denied = first.denied.saturating_add(usage.denied);
+        first.elapsed = first.elapsed.max(usage.elapsed);
+    }
+    merged
+}
+
 /// Runs futures at the same time, and returns their results in their order.
 ///
 /// Most futures do not wait if counters are in memory. [`join_all`] alone would create a task for each.
@@ -478,6 +613,7 @@ impl Drop for QuotaSession {
     fn drop(&mut self) {
         self.close();
         self.quotas.shared.buckets.fetch_sub(self.buckets.len() as u64, Relaxed);
+        self.quotas.shared.used.fetch_sub(self.used, Relaxed);
     }
 }
 

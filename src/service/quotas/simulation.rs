@@ -198,7 +198,8 @@ impl Simulation {
                 let Some(session) = envoy.session.as_mut().filter(|_| envoy.stream == stream) else {
                     return;
                 };
-                let usage = Usage { bucket: bucket(), allowed, denied, elapsed: Micros::from_secs(elapsed) };
+                let usage =
+                    Usage { bucket: bucket(), descriptor: None, allowed, denied, elapsed: Micros::from_secs(elapsed) };
                 let actions = session.report("api", vec![usage]).now_or_never().unwrap().unwrap();
                 self.answer(index, actions);
             }
@@ -240,7 +241,7 @@ impl Simulation {
     fn arrive(&mut self, index: usize) {
         let now = self.now;
         let envoy = &mut self.envoys[index];
-        let is_first = !std::mem::replace(&mut envoy.is_known, true);
+        let is_first = !mem::replace(&mut envoy.is_known, true);
         if envoy.admits(now) {
             envoy.counts.0 += 1;
             self.admitted.push((now, Some(index)));
@@ -277,7 +278,7 @@ impl Simulation {
         }
         let delay = self.delay();
         let envoy = &mut self.envoys[index];
-        let (allowed, denied) = std::mem::take(&mut envoy.counts);
+        let (allowed, denied) = mem::take(&mut envoy.counts);
         let elapsed = (self.now - envoy.reported_at) / 1_000_000;
         envoy.reported_at = self.now;
         let received = Event::Received(index, envoy.stream, allowed, denied, elapsed);
@@ -286,7 +287,7 @@ impl Simulation {
 
     /// Loses the counts since the last report.
     fn forget_counts(&mut self, index: usize) {
-        let allowed = std::mem::take(&mut self.envoys[index].counts).0 as usize;
+        let allowed = mem::take(&mut self.envoys[index].counts).0 as usize;
         let requests = self.admitted.iter().rev().filter(|(_, envoy)| *envoy == Some(index)).map(|(at, _)| *at);
         self.unknown.extend(requests.take(allowed));
     }

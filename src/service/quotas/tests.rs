@@ -70,7 +70,7 @@ fn bucket(text: &str) -> BucketId {
 }
 
 fn usage(text: &str, allowed: u64, denied: u64) -> Usage {
-    Usage { bucket: bucket(text), allowed, denied, elapsed: Micros::ZERO }
+    Usage { bucket: bucket(text), descriptor: None, allowed, denied, elapsed: Micros::ZERO }
 }
 
 fn report(session: &mut QuotaSession, usages: &[Usage]) -> Result<Vec<BucketAction>, QuotaError> {
@@ -150,7 +150,7 @@ fn shares_follow_the_demand_of_all_callers() {
     assert_eq!(rates[2], 10.0, "the demand");
     assert!((rates[0] - rates[1]).abs() < 3.0 && rates.iter().sum::<f64>() >= 97.0, "{rates:?}");
     // A caller that is gone leaves its share to the others.
-    drop(std::mem::replace(&mut sessions[0], service.quotas.session(None)));
+    drop(mem::replace(&mut sessions[0], service.quotas.session(None)));
     for _ in 0..6 {
         service.pass(5);
         rates[1] = rate(quota(&mut sessions[1], "user=a", 200, 4_800));
@@ -282,7 +282,7 @@ fn a_caller_that_reconnects_keeps_its_quota_until_it_can_get_a_new_one() {
         }
     }
     let mut session = service.quotas.session(None);
-    drop(std::mem::replace(&mut sessions[1], service.quotas.session(None)));
+    drop(mem::replace(&mut sessions[1], service.quotas.session(None)));
     let resumed = Usage { elapsed: Micros::from_secs(5), ..usage("user=a", 250, 1_000) };
     assert_eq!(report(&mut session, &[resumed]), Ok(Vec::new()));
     assert_eq!(quota(&mut sessions[1], "user=a", 1, 0), Some(Quota::DenyAll), "a new caller had no quota before");
@@ -456,7 +456,7 @@ fn buckets_without_requests_are_abandoned() {
 
 #[test]
 fn invalid_messages_end_a_stream() {
-    let service = Service::start(Settings { max_buckets: 2, ..Settings::default() });
+    let service = Service::start(Settings::default());
     let mut session = service.quotas.session(None);
     let mut send = |domain, usages: &[Usage]| session.report(domain, usages.to_vec()).now_or_never().unwrap();
     assert_eq!(send("", &[]), Err(QuotaError::NoDomain));
@@ -466,11 +466,69 @@ fn invalid_messages_end_a_stream() {
     assert_eq!(send("", &[nameless]), Err(QuotaError::NoEntries));
     assert_eq!(send("", &[usage("user=a", 1, 0), usage("user=b", 1, 0)]).map(|actions| actions.len()), Ok(2));
     assert_eq!(send("api", &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
-    assert_eq!(send("api", &[usage("user=c", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
-    let mut other = service.quotas.session(None);
-    assert_eq!(report(&mut other, &[usage("user=a", 1, 0)]), Err(QuotaError::TooManyBuckets(2)));
-    drop(session);
-    assert_eq!(report(&mut other, &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
+}
+
+/// A stream that reports as many buckets as it likes leaves room for others, and its own further buckets are denied.
+#[test]
+fn a_stream_has_at_most_as_many_buckets_as_are_free() {
+    let service = Service::start(Settings { max_buckets: 8, ..Settings::default() });
+    let quotas = |session: &mut QuotaSession, count: u32| {
+        let usages: Vec<_> = (0..count).map(|number| usage(&format!("user=u{number}"), 1, 0)).collect();
+        let actions = report(session, &usages).unwrap();
+        let is_denied = |action: &&BucketAction| matches!(action, BucketAction::Assign(_, Quota::DenyAll, _));
+        (actions.len(), actions.iter().filter(is_denied).count(), session.buckets.len())
+    };
+    let rejected = || service.quotas.shared.rejected.load(Relaxed);
+    let [mut greedy, mut honest, mut last] = [(); 3].map(|()| service.quotas.session(None));
+    assert_eq!(quotas(&mut greedy, 100), (100, 96, 4));
+    assert_eq!((quotas(&mut greedy, 100), rejected()), ((100, 96, 4), 192), "again, for a caller that reports again");
+    assert_eq!(quotas(&mut honest, 2), (2, 0, 2));
+    assert_eq!(quotas(&mut last, 2), (2, 1, 1));
+    drop(greedy);
+    assert_eq!(quotas(&mut last, 3), (3, 0, 3));
+    drop((honest, last));
+    let shared = &service.quotas.shared;
+    assert_eq!((shared.used.load(Relaxed), shared.buckets.load(Relaxed)), (0, 0));
+}
+
+#[test]
+fn a_bucket_without_room_is_denied_only_if_it_has_a_limit() {
+    let service = Service::start(Settings { max_buckets: 0, ..Settings::default() });
+    let mut session = service.quotas.session(None);
+    for (name, quota) in [("user=a", Quota::DenyAll), ("no_rule=a", Quota::AllowAll)] {
+        let ttl = Settings::default().ttl;
+        assert_eq!(
+            report(&mut session, &[usage(name, 1, 0)]),
+            Ok(vec![BucketAction::Assign(bucket(name), quota, ttl)])
+        );
+    }
+}
+
+#[test]
+fn a_bucket_with_a_long_name_counts_as_several() {
+    let service = Service::start(Settings { max_buckets: 1_000, ..Settings::default() });
+    let mut session = service.quotas.session(None);
+    let long = format!("user={}", "x".repeat(60_000));
+    assert_eq!(report(&mut session, &[usage(&long, 1, 0)]).unwrap().len(), 1);
+    assert_eq!((session.used, service.quotas.shared.used.load(Relaxed)), (151, 151));
+    let raw = Usage { bucket: bucket("user=a").into_unreadable(), ..usage("user=a", 1, 0) };
+    assert_eq!(report(&mut session, &[raw]), Ok(vec![]), "a name that is not UTF-8 has no answer");
+    assert_eq!((session.used, session.buckets.len()), (152, 2));
+    let descriptor = Some(bucket("user=b"));
+    assert_eq!(report(&mut session, &[Usage { descriptor, ..usage("user=c", 1, 0) }]).unwrap().len(), 1);
+    service.pass(Settings::default().idle_timeout.as_secs() + 2);
+    let abandoned = session.tick().now_or_never().unwrap();
+    assert_eq!(abandoned.len(), 2, "but not the unreadable one");
+    assert_eq!((session.used, session.descriptors.len(), service.quotas.shared.used.load(Relaxed)), (0, 0, 0));
+}
+
+#[test]
+fn repeated_reports_of_a_bucket_are_merged() {
+    let usages = [usage("user=a", 1, 2), usage("user=b", 3, 0), usage("user=a", u64::MAX, 5)];
+    let late = Usage { elapsed: Micros::from_secs(7), ..usage("user=b", 1, 0) };
+    let merged = merged([usages.to_vec(), vec![late]].concat());
+    let expected = [usage("user=a", u64::MAX, 7), Usage { elapsed: Micros::from_secs(7), ..usage("user=b", 4, 0) }];
+    assert_eq!(merged, expected);
 }
 
 #[test]

@@ -281,6 +281,7 @@ fn caller<T>(request: &tonic::Request<T>) -> Result<Caller, tonic::Status> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::budget::Victim;
 
     #[tokio::test]
     async fn callers_need_a_token_file_or_a_client_ca_and_a_name() {
@@ -303,7 +304,7 @@ mod tests {
                 ..Settings::default()
             };
             // The settings that are not rejected lack the certificate of the server.
-            let error = Server::bind(&settings, &Budget::new("input", 1 << 20)).await.err().unwrap();
+            let error = Server::bind(&settings, &Budget::new("input", 1 << 20, Victim::Oldest)).await.err().unwrap();
             assert_eq!(matches!(error, AdminServerError::NoAuthentication), is_rejected, "{settings:?}: {error}");
         }
     }

@@ -42,7 +42,7 @@ use super::{
     tls::Tls,
 };
 use crate::{
-    budget::Budget,
+    budget::{Budget, Victim},
     metrics::{LogThrottle, observe_gauge},
     service::{Clock, OverrideSync},
     store::peers::Peers,
@@ -120,7 +120,7 @@ impl Cluster {
         };
         let tls = Tls::new(&listener_tls, &[b"h2"])?;
         let addr = settings.addr;
-        let input = Budget::new("members", MAX_INPUT_BYTES);
+        let input = Budget::new("members", MAX_INPUT_BYTES, Victim::Oldest);
         let http = HttpServer::bind(addr, tls, MAX_CONNECTIONS, "cluster", &input).await;
         let http = http.map_err(|source| ClusterError::Listen { addr, source })?;
         let addr = http.local_addr().map_err(|source| ClusterError::Listen { addr, source })?;

@@ -1,33 +1,157 @@
-//! [`CallerErrors`]: errors of callers, each kind counted and logged once per episode.
+//! [`CallerErrors`]: errors and unusual input of callers, each kind counted and logged once per episode.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::metrics::LogThrottle;
+use opentelemetry::{KeyValue, metrics::Meter};
+use sluicegate_common::wire::Fields;
+
+use super::{RequestError, texts::text_of};
+use crate::{
+    engine::{MAX_PLAIN_BYTES, Request, bounded},
+    metrics::{LogThrottle, observe_counter},
+};
+
+/// Kind of an error that a caller causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The message cannot be decoded or decompressed.
+    Malformed,
+    /// The call or its message breaks a rule that only the configuration of a caller can break.
+    Invalid,
+    /// The message is larger than the maximum.
+    TooLarge,
+    /// The compression is not supported.
+    Unsupported,
+    /// The message was not complete, and no further bytes arrived for too long.
+    Stalled,
+    /// The memory of the call was needed for others.
+    Dropped,
+}
+
+impl ErrorKind {
+    const ALL: [Self; 6] =
+        [Self::Malformed, Self::Invalid, Self::TooLarge, Self::Unsupported, Self::Stalled, Self::Dropped];
+
+    /// Returns the label in the metric.
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Invalid => "invalid",
+            Self::TooLarge => "too_large",
+            Self::Unsupported => "unsupported",
+            Self::Stalled => "stalled",
+            Self::Dropped => "dropped",
+        }
+    }
+}
+
+/// A number of events, of which the first of each episode is logged.
+#[derive(Default)]
+struct Events {
+    count: AtomicU64,
+    log: LogThrottle,
+}
+
+impl Events {
+    /// Counts events, and returns whether to log them.
+    fn record(&self, count: u64) -> bool {
+        self.count.fetch_add(count, Relaxed);
+        self.log.should_log()
+    }
+
+    fn get(&self) -> u64 {
+        self.count.load(Relaxed)
+    }
+}
 
 /// Counts the errors of callers.
 #[derive(Default)]
-pub(super) struct CallerErrors {
-    protocol: AtomicU64,
-    log_protocol: LogThrottle,
-    unread: AtomicU64,
-    log_unread: LogThrottle,
+pub struct CallerErrors {
+    by_kind: [Events; ErrorKind::ALL.len()],
+    protocol: Events,
+    unread: Events,
+    long_values: Events,
+    escaped_texts: Events,
 }
 
 impl CallerErrors {
-    /// Returns the number of connections that were closed because the caller violated HTTP/2 or exceeded its limits.
-    pub(super) fn protocol(&self) -> u64 {
-        self.protocol.load(Relaxed)
+    /// Registers the metrics with `meter`.
+    pub fn observe(self: &std::sync::Arc<Self>, meter: &Meter) {
+        let this = std::sync::Arc::clone(self);
+        let description = "gRPC connections that were closed because the caller violated HTTP/2 or exceeded its limits";
+        observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || this.protocol.get());
+        let this = std::sync::Arc::clone(self);
+        let description = "gRPC responses that were dropped because the caller did not read them";
+        observe_counter(meter, "sluicegate_grpc_unread_responses_total", description, move || this.unread.get());
+        let this = std::sync::Arc::clone(self);
+        let description = "Values of more than 1,024 bytes in decided requests, and requests with texts that are not \
+                           UTF-8 or look as if they were escaped";
+        let unusual = meter.u64_observable_counter("sluicegate_unusual_values_total").with_description(description);
+        unusual
+            .with_callback(move |observer| {
+                observer.observe(this.long_values.get(), &[KeyValue::new("kind", "long")]);
+                observer.observe(this.escaped_texts.get(), &[KeyValue::new("kind", "escaped")]);
+            })
+            .build();
+        let this = std::sync::Arc::clone(self);
+        let description = "Calls and checks without a decision because of an error of the caller, by kind of error";
+        let errors = meter.u64_observable_counter("sluicegate_caller_errors_total").with_description(description);
+        errors
+            .with_callback(move |observer| {
+                for kind in ErrorKind::ALL {
+                    observer.observe(this.by_kind[kind as usize].get(), &[KeyValue::new("kind", kind.name())]);
+                }
+            })
+            .build();
     }
 
-    /// Returns the number of responses that were dropped because the caller did not read them.
-    pub(super) fn unread(&self) -> u64 {
-        self.unread.load(Relaxed)
+    /// Counts the error of a call or of one check. Errors of the store are counted elsewhere.
+    pub(crate) fn record(&self, error: &RequestError) {
+        let Some(kind) = error.kind else {
+            return;
+        };
+        if self.by_kind[kind as usize].record(1) {
+            tracing::warn!(
+                kind = kind.name(),
+                domain = error.domain.as_deref().unwrap_or_default(),
+                reason = error.message,
+                "a call has no decision because of an error of its caller; sluicegate_caller_errors_total counts them"
+            );
+        }
+    }
+
+    /// Counts the long values of a request.
+    pub(super) fn record_long_values(&self, request: &Request<'_>) {
+        let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+        let mut long = entries.filter(|entry| entry.value.len() > MAX_PLAIN_BYTES);
+        let Some(first) = long.next() else {
+            return;
+        };
+        if self.long_values.record(1 + long.count() as u64) {
+            tracing::warn!(
+                domain = request.domain,
+                key = first.key,
+                bytes = first.value.len(),
+                "a request has a value of more than 1,024 bytes; it is decided, and shown with a digest in place of the \
+                 rest; sluicegate_unusual_values_total counts such values"
+            );
+        }
+    }
+
+    /// Counts a request with texts that had to be escaped.
+    pub(super) fn record_escaped(&self, message: &[u8]) {
+        if self.escaped_texts.record(1) {
+            tracing::warn!(
+                domain = domain_of(message),
+                "a request has a text that is not UTF-8, or that looks like an escaped one; it is decided, and shown with \
+                 backslashes; sluicegate_unusual_values_total counts such requests"
+            );
+        }
     }
 
     /// Counts a response that was dropped because the caller did not read it.
     pub(super) fn record_unread(&self) {
-        self.unread.fetch_add(1, Relaxed);
-        if self.log_unread.should_log() {
+        if self.unread.record(1) {
             tracing::warn!(
                 "a caller does not read responses; each is dropped after grpc.send_timeout, and counted by \
                  sluicegate_grpc_unread_responses_total"
@@ -40,8 +164,7 @@ impl CallerErrors {
         if !(error.is_go_away() && error.is_library()) {
             return;
         }
-        self.protocol.fetch_add(1, Relaxed);
-        if self.log_protocol.should_log() {
+        if self.protocol.record(1) {
             tracing::warn!(
                 reason = %error,
                 "closing connections that violate HTTP/2 or exceed its limits; \
@@ -49,4 +172,16 @@ impl CallerErrors {
             );
         }
     }
+}
+
+/// Returns the domain of a `RateLimitRequest`, for the log.
+pub(super) fn domain_of(message: &[u8]) -> String {
+    let mut domain = String::new();
+    for field in Fields::new(message) {
+        let Ok((1, value)) = field else {
+            continue;
+        };
+        domain = bounded(&text_of(value.bytes().unwrap_or_default())).into_owned();
+    }
+    domain
 }

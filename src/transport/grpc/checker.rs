@@ -1,16 +1,19 @@
 //! [`Checker`]: decodes and decides requests, and records the traces of their decisions.
 
+use std::{borrow::Cow, sync::Arc};
+
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
-    Limits, RequestError, ResponseSettings, decode, encode, feedback,
+    CallerErrors, Limits, RequestError, ResponseSettings, decode, encode, feedback,
     message::{PREFIX, check_size, with_prefix},
     response::Response,
+    texts::readable,
 };
 use crate::{
-    engine::{self, Code, Feedback, Verdict},
+    engine::{self, Code, Feedback, MAX_PLAIN_BYTES, Verdict},
     service::Check,
     telemetry::{Span, Traces},
 };
@@ -27,11 +30,18 @@ pub(super) struct Checker {
     limits: Limits,
     response: ResponseSettings,
     traces: Traces,
+    errors: Arc<CallerErrors>,
 }
 
 impl Checker {
-    pub(super) const fn new(check: Check, limits: Limits, response: ResponseSettings, traces: Traces) -> Self {
-        Self { check, limits, response, traces }
+    pub(super) const fn new(
+        check: Check,
+        limits: Limits,
+        response: ResponseSettings,
+        traces: Traces,
+        errors: Arc<CallerErrors>,
+    ) -> Self {
+        Self { check, limits, response, traces, errors }
     }
 
     /// Returns whether decisions never wait.
@@ -55,7 +65,8 @@ impl Checker {
         span: Option<Span>,
     ) -> Result<Verdict, RequestError> {
         check_size(request.len(), self.limits.max_message_bytes)?;
-        self.check(&request, feedback, span).await
+        let message = self.readable(&request)?;
+        self.check(&message, feedback, span).await
     }
 
     /// Decides one request, and encodes the response of Envoy's protocol.
@@ -65,6 +76,7 @@ impl Checker {
         feedback: Vec<Feedback>,
         span: Option<Span>,
     ) -> Result<Response, RequestError> {
+        let message = &*self.readable(message)?;
         let verdict = self.check(message, feedback, span).await?;
         let mut metadata = HeaderMap::new();
         feedback::write_ttls(&verdict, &mut metadata);
@@ -78,14 +90,27 @@ impl Checker {
         Ok(Response::Message { data: with_prefix(data), metadata })
     }
 
-    /// Decides one request.
+    /// Returns a message with texts that can be decoded.
+    fn readable<'m>(&self, message: &'m [u8]) -> Result<Cow<'m, [u8]>, RequestError> {
+        let readable = readable(message).map_err(|error| RequestError::from(error).with_domain_of(message))?;
+        if matches!(readable, Cow::Owned(_)) {
+            self.errors.record_escaped(message);
+        }
+        Ok(readable)
+    }
+
+    /// Decides one request, whose texts must be readable.
     async fn check(
         &self,
         message: &[u8],
         feedback: Vec<Feedback>,
         mut span: Option<Span>,
     ) -> Result<Verdict, RequestError> {
-        let request = engine::Request { feedback, ..decode(message, &self.limits)? };
+        let request = decode(message, &self.limits).map_err(|error| error.with_domain_of(message))?;
+        if message.len() > MAX_PLAIN_BYTES {
+            self.errors.record_long_values(&request);
+        }
+        let request = engine::Request { feedback, ..request };
         if let Some(span) = &mut span {
             span.start_timing();
         }
@@ -114,6 +139,10 @@ impl Checker {
     /// Starts a span for a unary call, if it is traced.
     pub(super) fn span_of(&self, headers: &HeaderMap) -> Option<Span> {
         self.traces.start(headers)
+    }
+
+    pub(super) fn errors(&self) -> &CallerErrors {
+        &self.errors
     }
 
     pub(super) fn limits(&self) -> &Limits {

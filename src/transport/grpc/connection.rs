@@ -18,7 +18,14 @@ use tokio::{
 };
 use tokio_rustls::server::TlsStream;
 
-use super::{Handler, Settings, caller_errors::CallerErrors, http2::Http2, keep_alive::KeepAlive, listener::Stream};
+use super::{
+    CallerErrors, Handler, Settings,
+    backpressure::Backpressure,
+    http2::{ConnectionScope, Http2},
+    input::{Budgets, Input},
+    keep_alive::KeepAlive,
+    listener::Stream,
+};
 use crate::transport::tls::Tls;
 
 /// Timeout each for the TLS handshake with the first bytes of a connection, and for the HTTP/2 handshake.
@@ -31,10 +38,15 @@ const HTTP1_RESPONSE: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\n\
     this port serves gRPC over HTTP/2; HTTP/1 and JSON are served on `http.addr`\n";
 /// Maximum number of bytes that are read from a caller that uses HTTP/1.
 const MAX_HTTP1_BYTES: u64 = 64 * 1024;
-/// Size of the flow-control windows of a connection and of each of its calls, in bytes.
-const WINDOW_BYTES: u32 = 1024 * 1024;
-/// Maximum size of the headers of a call, in bytes.
-const MAX_HEADER_BYTES: u32 = 16 * 1024;
+/// Size of the flow-control windows of a connection and of each of its calls, in bytes. A connection stores as many bytes
+/// that no budget counts.
+const WINDOW_BYTES: u32 = 64 * 1024;
+/// Number of bytes that DATA frames of a connection which wait to be read may be smaller than 256 bytes, in total. The
+/// default of h2 is half of the window, which closes connections of callers that send their messages in small pieces.
+const SMALL_FRAMES_BUDGET: usize = 512 * 1024;
+/// Maximum size of the headers of a call, in bytes. Envoy forwards `tracestate` and other headers of its caller, which can
+/// have 60 KiB.
+const MAX_HEADER_BYTES: u32 = 80 * 1024;
 
 /// Serves a connection until it ends, reaches its maximum age, or the server shuts down.
 pub(super) async fn serve(
@@ -43,15 +55,18 @@ pub(super) async fn serve(
     settings: &Settings,
     tls: Option<Arc<Tls>>,
     errors: Arc<CallerErrors>,
+    budgets: Budgets,
     shutdown: watch::Receiver<bool>,
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
-        Stream::Unix(stream) => return serve_http2(stream, handler, settings, errors, shutdown).await,
+        Stream::Unix(stream) => return serve_http2(stream, handler, settings, errors, budgets, shutdown).await,
     };
     match timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, tls)).await {
-        Ok(Ok(Some(Accepted::Plain(stream)))) => serve_http2(stream, handler, settings, errors, shutdown).await,
-        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, handler, settings, errors, shutdown).await,
+        Ok(Ok(Some(Accepted::Plain(stream)))) => {
+            serve_http2(stream, handler, settings, errors, budgets, shutdown).await;
+        }
+        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, handler, settings, errors, budgets, shutdown).await,
         Ok(Ok(None)) => tracing::debug!("rejected a connection that uses HTTP/1"),
         Ok(Err(error)) => tracing::debug!(%error, "connection handshake failed"),
         Err(_) => tracing::debug!("connection handshake timed out"),
@@ -101,9 +116,10 @@ pub(super) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     handler: Arc<Handler>,
     settings: &Settings,
     errors: Arc<CallerErrors>,
+    budgets: Budgets,
     mut shutdown: watch::Receiver<bool>,
 ) {
-    let (mut connection, mut keep_alive) = match handshake(stream, handler, settings, &errors).await {
+    let (mut connection, mut keep_alive) = match handshake(stream, handler, settings, &errors, budgets).await {
         Ok(connected) => connected,
         Err(error) => {
             errors.record_protocol(&error);
@@ -152,11 +168,14 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     handler: Arc<Handler>,
     settings: &Settings,
     errors: &Arc<CallerErrors>,
-) -> Result<(Http2<S>, KeepAlive), h2::Error> {
+    budgets: Budgets,
+) -> Result<(Http2<Backpressure<S>>, KeepAlive), h2::Error> {
+    let (stream, is_blocked) = Backpressure::new(stream);
     let mut builder = Builder::new();
     builder
         .initial_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES)
+        .data_frame_budget(SMALL_FRAMES_BUDGET)
         .max_concurrent_streams(settings.max_concurrent_streams)
         .max_header_list_size(MAX_HEADER_BYTES);
     // A timeout is reported like one of the settings, the nearest error of HTTP/2.
@@ -165,7 +184,9 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     // The first call always returns the handle.
     let pings = connection.ping_pong().ok_or(Reason::INTERNAL_ERROR)?;
     let keep_alive = KeepAlive::new(pings, settings.keepalive_interval, settings.keepalive_timeout);
-    Ok((Http2::new(connection, handler, Arc::clone(errors), settings.send_timeout), keep_alive))
+    let (errors, input) = (Arc::clone(errors), Arc::new(Input::new(budgets)));
+    let scope = ConnectionScope { errors, input, send_timeout: settings.send_timeout };
+    Ok((Http2::new(connection, handler, scope, is_blocked), keep_alive))
 }
 
 /// Waits until the server shuts down.

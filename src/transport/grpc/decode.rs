@@ -1,5 +1,7 @@
-//! Decodes a `RateLimitRequest` into the engine's [`Request`], which borrows all texts from the message. Requests that
-//! the protocol allows and the engine cannot decide are rejected with an error that names the reason.
+//! Decodes a `RateLimitRequest` into the engine's [`Request`], which borrows all texts from the message. Only requests that
+//! the configuration of a caller makes undecidable are rejected, with an error that names the reason. Whoever a gateway
+//! calls for can shape the values of entries: they have any length, and [`readable`](super::texts::readable) makes any
+//! bytes a text before.
 
 use sluicegate_common::wire::{Fields, Malformed, Value};
 use sluicegate_proto::envoy::r#type::v3::RateLimitUnit;
@@ -16,20 +18,32 @@ pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'
     let (mut domain, mut hits) = ("", 0);
     // Descriptors are decoded at the end, because those without hits of their own use those of the request.
     let mut descriptors = SmallVec::<[Fields<'m>; 4]>::new();
+    let mut count = 0;
     for field in Fields::new(message) {
         match field? {
             (1, value) => domain = value.text()?,
-            (2, value) => descriptors.push(value.message()?),
+            (2, value) => {
+                count += 1;
+                // Further ones are only counted: a message of 4 MiB could have two million.
+                if count <= limits.max_descriptors {
+                    descriptors.push(value.message()?);
+                }
+            }
             (3, value) => hits = u64::from(value.number()? as u32),
             _ => {}
         }
     }
-    if descriptors.len() > limits.max_descriptors {
-        let (count, max) = (descriptors.len(), limits.max_descriptors);
+    if count > limits.max_descriptors {
+        let max = limits.max_descriptors;
         let message = format!("the request has {count} descriptors, more than grpc.limits.max_descriptors ({max})");
         return Err(RequestError::invalid(message));
     }
-    check_text("domain", domain, limits)?;
+    if domain.len() > limits.max_text_bytes {
+        let (length, max) = (domain.len(), limits.max_text_bytes);
+        return Err(RequestError::invalid(format!(
+            "a domain of {length} bytes is longer than grpc.limits.max_text_bytes ({max})"
+        )));
+    }
     let descriptors = descriptors.into_iter().map(|fields| decode_descriptor(fields, hits.max(1), limits));
     Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()?, feedback: Vec::new() })
 }
@@ -38,30 +52,32 @@ pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'
 fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Result<Descriptor<'m>, RequestError> {
     let mut entries = SmallVec::<[Entry<'m>; 3]>::new();
     let (mut own_hits, mut refund, mut limit) = (None, false, None);
+    let mut count = 0;
     for field in fields {
         match field? {
-            (1, value) => entries.push(decode_entry(value.message()?)?),
+            (1, value) => {
+                count += 1;
+                if count <= limits.max_entries {
+                    entries.push(decode_entry(value.message()?)?);
+                }
+            }
             (2, value) => limit.get_or_insert_with(RequestedLimit::default).merge(value.message()?)?,
             (3, value) => merge_wrapper(value, &mut own_hits)?,
             (4, value) => refund = value.number()? != 0,
             _ => {}
         }
     }
-    if entries.len() > limits.max_entries {
-        let (count, max) = (entries.len(), limits.max_entries);
+    if count > limits.max_entries {
+        let max = limits.max_entries;
         let message = format!("a descriptor has {count} entries, more than grpc.limits.max_entries ({max})");
         return Err(RequestError::invalid(message));
-    }
-    for Entry { key, value } in &entries {
-        check_text("key", key, limits)?;
-        check_text("value", value, limits)?;
     }
     let limit = limit.map(|limit| limit.check().map(Box::new)).transpose()?;
     Ok(Descriptor { entries, hits: own_hits.unwrap_or(hits), refund, requested_limit: limit })
 }
 
 /// Decodes an entry: `key`, `value`.
-pub(super) fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
+fn decode_entry(fields: Fields<'_>) -> Result<Entry<'_>, Malformed> {
     let mut entry = Entry { key: "", value: "" };
     for field in fields {
         match field? {
@@ -121,16 +137,6 @@ fn merge_wrapper(value: Value<'_>, number: &mut Option<u64>) -> Result<(), Malfo
         if let (1, value) = field? {
             *number = value.number()?;
         }
-    }
-    Ok(())
-}
-
-fn check_text(field: &str, text: &str, limits: &Limits) -> Result<(), RequestError> {
-    let (len, max) = (text.len(), limits.max_text_bytes);
-    if len > max {
-        return Err(RequestError::invalid(format!(
-            "a {field} of {len} bytes is longer than grpc.limits.max_text_bytes ({max})"
-        )));
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ use sluicegate_proto::envoy::{
 
 use super::{ResponseSettings, headers};
 use crate::{
-    engine::{self, CurrentLimit, Grant, Status, Verdict},
+    engine::{self, CurrentLimit, Grant, Status, Verdict, bounded},
     rules::{Measure, Metadata, Unit},
 };
 
@@ -106,7 +106,7 @@ fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     let descriptor = |descriptor: &RateLimitDescriptor| {
         let entry =
             |entry: &sluicegate_proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry| {
-                text(format!("{}={}", entry.key, entry.value))
+                text(format!("{}={}", entry.key, bounded(&entry.value)))
             };
         let mut fields = vec![("entries", list(descriptor.entries.iter().map(entry)))];
         if let Some(limit) = &descriptor.limit {

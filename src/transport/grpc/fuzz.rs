@@ -23,10 +23,12 @@ use super::{
     checker::Checker,
     connection::serve_http2,
     decode::{decode, decode_by_hand, decode_with_prost},
+    input::Budgets,
     message::PREFIX,
     quotas,
     response::Response,
     stream,
+    texts::readable,
 };
 use crate::{
     engine::{Engine, Quota, Statistics, StatisticsSettings, TopEntities},
@@ -40,6 +42,7 @@ use crate::{
     },
     store::{AnyStore, Memory, memory},
     telemetry::Traces,
+    transport::input::Settings as InputSettings,
 };
 
 /// Rules with each kind of limit.
@@ -96,12 +99,25 @@ impl Service {
         let quotas = Quotas::new(check.engine.clone(), check.clock.clone(), QuotaSettings::default());
         let services = async {
             let (_, tonic_services) = build_tonic_services(ResourceService::new(reports)).await;
-            (QuotaService::new(quotas.clone(), Limits::default(), stopping), tonic_services)
+            (QuotaService::new(quotas.clone(), Limits::default(), Arc::default(), stopping), tonic_services)
         };
         let (quota_service, tonic_services) = runtime.block_on(services);
-        let checker = Arc::new(Checker::new(check.clone(), Limits::default(), response.clone(), Traces::default()));
-        let handler =
-            Handler::new(check, Limits::default(), response, Traces::default(), quota_service, tonic_services);
+        let checker = Arc::new(Checker::new(
+            check.clone(),
+            Limits::default(),
+            response.clone(),
+            Traces::default(),
+            Arc::default(),
+        ));
+        let handler = Handler::new(
+            check,
+            Limits::default(),
+            response,
+            Traces::default(),
+            quota_service,
+            tonic_services,
+            Arc::default(),
+        );
         Self { runtime, checker, handler, quotas, _stop: stop }
     }
 }
@@ -110,7 +126,8 @@ impl Service {
 /// each descriptor.
 pub fn check_request(input: &[u8]) {
     assert_eq!(decode_by_hand(input), decode_with_prost(input));
-    let valid = decode(input, &Limits::default()).ok();
+    let message = readable(input).unwrap_or_default();
+    let valid = decode(&message, &Limits::default()).ok();
     let valid = valid.filter(|request| !request.domain.is_empty() && !request.descriptors.is_empty());
     let response = Service::with(|service| Checker::finish(service.checker.respond(input, Vec::new(), None)));
     let statuses = match response {
@@ -143,12 +160,12 @@ pub fn quota_reports(input: &[u8]) {
         return;
     };
     if let Some(expected) = quotas::read_with_prost(input) {
-        assert_eq!((domain.to_owned(), usages.clone()), expected);
+        assert_eq!((domain.clone().into_owned(), usages.clone()), expected);
     }
     let reports = usages.len();
     Service::with(|service| {
         let mut session = service.quotas.session(None);
-        let actions = service.runtime.block_on(session.report(domain, usages)).unwrap_or_default();
+        let actions = service.runtime.block_on(session.report(&domain, usages)).unwrap_or_default();
         assert!(actions.len() <= reports);
         for action in actions {
             if let BucketAction::Assign(_, Quota::TokenBucket(bucket), ttl) = action {
@@ -176,7 +193,9 @@ pub fn http2(input: &[u8]) {
             let (mut client, server) = duplex(1 << 20);
             let (_stop, stopping) = watch::channel(false);
             let (settings, errors) = (Settings::default(), Arc::<CallerErrors>::default());
-            let serving = serve_http2(server, Arc::clone(&service.handler), &settings, errors, stopping);
+            let input = InputSettings::default();
+            let budgets = Budgets::new(input.budget(), input.streams(), &settings.limits);
+            let serving = serve_http2(server, Arc::clone(&service.handler), &settings, errors, budgets, stopping);
             let calling = async {
                 // The connection may be closed before everything is sent.
                 let _ = client.write_all(&bytes).await;

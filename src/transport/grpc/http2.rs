@@ -6,7 +6,10 @@
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -22,8 +25,8 @@ use tokio::{
 };
 
 use super::{
-    Handler,
-    caller_errors::CallerErrors,
+    CallerErrors, Handler,
+    input::{CALL_BYTES, Hold, Input},
     request_body::RequestBody,
     response::{Response, ResponseSender, Sent},
     service::{Decided, ResponseFuture},
@@ -35,12 +38,22 @@ const MAX_BATCH: usize = 32;
 /// The calls of a batch that are answered, with the streams for their responses.
 type ReadyCalls = SmallVec<[(SendResponse<Bytes>, Response); MAX_BATCH]>;
 
+/// What the calls of a connection share.
+pub(super) struct ConnectionScope {
+    pub(super) errors: Arc<CallerErrors>,
+    pub(super) input: Arc<Input>,
+    pub(super) send_timeout: Duration,
+}
+
 /// A connection and its calls.
 pub(super) struct Http2<S> {
     connection: Connection<S, Bytes>,
     handler: Arc<Handler>,
-    errors: Arc<CallerErrors>,
-    send_timeout: Duration,
+    scope: Arc<ConnectionScope>,
+    /// True while the caller does not read.
+    is_blocked: Arc<AtomicBool>,
+    /// The memory of responses since the caller does not read.
+    unsent: Option<Box<Hold>>,
     /// Becomes true when the connection is to be closed. Streams, which would keep it open, then end.
     leaving: watch::Sender<bool>,
     /// The calls that cannot be answered yet.
@@ -52,12 +65,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
     pub(super) fn new(
         connection: Connection<S, Bytes>,
         handler: Arc<Handler>,
-        errors: Arc<CallerErrors>,
-        send_timeout: Duration,
+        scope: ConnectionScope,
+        is_blocked: Arc<AtomicBool>,
     ) -> Self {
         let (leaving, _) = watch::channel(false);
         let (waiting, last_call) = (FuturesUnordered::new(), Instant::now());
-        Self { connection, handler, errors, send_timeout, leaving, waiting, last_call }
+        let scope = Arc::new(scope);
+        Self { connection, handler, scope, is_blocked, unsent: None, leaving, waiting, last_call }
     }
 
     /// Returns the time at which the last call arrived.
@@ -86,23 +100,44 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
     /// Reads, decides and answers calls. Completes when the connection is closed.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         // Accepting calls also sends the responses that are queued by now.
-        self.poll_waiting(context);
+        let mut answered = self.poll_waiting(context);
         let waiting = self.waiting.len();
         let mut ready = SmallVec::new();
         let accepted = self.accept(&mut ready, context);
         if !ready.is_empty() || self.waiting.len() > waiting {
             self.last_call = Instant::now();
         }
+        answered += ready.len();
         for (mut respond, response) in ready {
+            response.record(&self.scope.errors);
+            let memory = response.is_stream().then(|| Box::new(self.scope.input.stream()));
             if let Some(sender) = response.send(&mut respond) {
-                self.waiting.push(WaitingCall { state: CallState::Sending(sender), send_timeout: self.send_timeout });
+                let state = CallState::Sending(sender);
+                self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
             }
         }
         if self.waiting.len() > waiting {
-            self.poll_waiting(context);
+            answered += self.poll_waiting(context);
+        }
+        if self.poll_unsent(answered, context).is_ready() {
+            tracing::debug!("a caller does not read, and others need the memory of its responses; closing connection");
+            self.scope.errors.record_unread();
+            self.abort(context);
+            return Poll::Ready(Ok(()));
         }
         // The connection wakes this task when a response is queued.
         accepted
+    }
+
+    /// Reserves the memory of responses that the caller does not read. Completes if others need it.
+    fn poll_unsent(&mut self, answered: usize, context: &Context<'_>) -> Poll<()> {
+        if !self.is_blocked.load(Relaxed) {
+            self.unsent = None;
+            return Poll::Pending;
+        }
+        let unsent = self.unsent.get_or_insert_with(|| Box::new(self.scope.input.response(0)));
+        unsent.add(answered * CALL_BYTES);
+        unsent.poll_end(context).map(drop)
     }
 
     /// Accepts the calls that have arrived, and decides those that need not wait. Sends what is queued.
@@ -112,11 +147,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
                 return Poll::Ready(Ok(()));
             };
             let (request, respond) = accepted?;
-            match self.handler.call(request.map(RequestBody::new), context, &self.leaving) {
+            match self.handler.call(request.map(RequestBody::new), context, &self.leaving, &self.scope.input) {
                 Decided::Now(response) => ready.push((respond, response)),
                 Decided::Later(future) => {
                     let state = CallState::Deciding { respond, future };
-                    self.waiting.push(WaitingCall { state, send_timeout: self.send_timeout });
+                    self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory: None });
                 }
             }
         }
@@ -124,20 +159,25 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         Poll::Pending
     }
 
-    /// Polls the calls that wait, and removes those that have ended.
-    fn poll_waiting(&mut self, context: &mut Context<'_>) {
+    /// Polls the calls that wait, and removes those that have ended. Returns their number.
+    fn poll_waiting(&mut self, context: &mut Context<'_>) -> usize {
+        let mut ended = 0;
         while let Poll::Ready(Some(sent)) = self.waiting.poll_next_unpin(context) {
-            if sent == Sent::TimedOut {
-                self.errors.record_unread();
+            ended += 1;
+            if sent == Sent::Dropped {
+                self.scope.errors.record_unread();
             }
         }
+        ended
     }
 }
 
 /// A call that waits: for the rest of its request, for its decision, or for the caller to read its response.
 struct WaitingCall {
     state: CallState,
-    send_timeout: Duration,
+    scope: Arc<ConnectionScope>,
+    /// The memory of a stream.
+    memory: Option<Box<Hold>>,
 }
 
 enum CallState {
@@ -148,21 +188,32 @@ enum CallState {
 impl Future for WaitingCall {
     type Output = Sent;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Sent> {
-        let timeout = self.send_timeout;
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Sent> {
+        let call = self.get_mut();
         loop {
-            match &mut self.state {
+            match &mut call.state {
                 CallState::Deciding { respond, future } => {
                     let Poll::Ready(response) = future.as_mut().poll(context) else {
                         // A call that the caller cancels is not decided, if it is not too late.
                         return respond.poll_reset(context).map(|_| Sent::Done);
                     };
+                    response.record(&call.scope.errors);
+                    if response.is_stream() {
+                        call.memory = Some(Box::new(call.scope.input.stream()));
+                    }
                     let Some(sender) = response.send(respond) else {
                         return Poll::Ready(Sent::Done);
                     };
-                    self.state = CallState::Sending(sender);
+                    call.state = CallState::Sending(sender);
                 }
-                CallState::Sending(sender) => return sender.poll(context, timeout),
+                CallState::Sending(sender) => {
+                    if let Some(memory) = &mut call.memory
+                        && memory.poll_end(context).is_ready()
+                    {
+                        return Poll::Ready(sender.drop_call());
+                    }
+                    return sender.poll(context, call.scope.send_timeout, &call.scope.input);
+                }
             }
         }
     }

@@ -15,15 +15,16 @@ pub struct Limits {
     pub max_descriptors: usize,
     /// Maximum number of entries in a descriptor.
     pub max_entries: usize,
-    /// Maximum length of the domain, a key or a value in bytes.
+    /// Maximum length of the domain in bytes. Keys and values can be longer.
     pub max_text_bytes: usize,
 }
 
 impl Default for Limits {
     fn default() -> Self {
         Self {
-            max_message_bytes: 64 * 1024,
-            max_frame_bytes: 256 * 1024,
+            // As in other implementations of gRPC: Envoy can send headers of 60 KiB in several descriptors.
+            max_message_bytes: 4 << 20,
+            max_frame_bytes: 4 << 20,
             max_descriptors: 128,
             max_entries: 32,
             max_text_bytes: 1024,

@@ -7,6 +7,9 @@
 use std::{
     future::poll_fn,
     io::Read,
+    mem,
+    pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
 };
 
@@ -14,44 +17,134 @@ use bytes::{Bytes, BytesMut};
 use flate2::read::GzDecoder;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
-use tonic::Code;
+use tokio::time::{Instant, Sleep, sleep};
 
-use super::{RequestError, request_body::RequestBody};
+use super::{
+    RequestError,
+    input::{CALL_BYTES, Input, STALL_TIMEOUT},
+    request_body::RequestBody,
+};
+use crate::budget::{Exhausted, Reservation};
 
 /// Size of the prefix of a message: the compressed flag, and the length.
 pub(super) const PREFIX: usize = 5;
 /// The first bytes of gzip data (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+/// Size of the head and the tail of gzip data.
+const MIN_GZIP_BYTES: usize = 18;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// ASCII characters that `grpc-message` must escape. `utf8_percent_encode` always escapes other characters.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Receives the rest of a call's message, and returns it without its prefix. `received` is the first part of it.
+/// Size in bytes up to which a complete message is decided whatever the budget is.
+const SMALL_BYTES: usize = 64 * 1024;
+
+/// A message without its prefix, with the memory that it occupies while its call waits.
+pub(super) struct Received {
+    pub(super) message: Bytes,
+    /// Nothing for small messages.
+    _memory: Option<Reservation>,
+}
+
+/// Receives the rest of a call's message. `received` is the first part of it.
 ///
 /// The call is read to its end, so that the HTTP/2 stream closes cleanly.
-pub(super) async fn receive(received: Bytes, body: &mut RequestBody, max: usize) -> Result<Bytes, RequestError> {
-    if body.is_complete() {
-        return unframe(&received, max);
+pub(super) async fn receive(
+    received: Bytes,
+    body: &mut RequestBody,
+    max: usize,
+    input: &Input,
+) -> Result<Received, RequestError> {
+    let mut message = received;
+    let mut unfinished = None;
+    if !body.is_complete() {
+        let memory = unfinished.insert(Unfinished::new(input));
+        message = memory.receive(message, body, max).await?;
     }
-    check_sizes(&received, max)?;
-    // Each byte is copied once, however small the frames are.
-    let mut message = BytesMut::from(received);
-    while let Some(data) = poll_fn(|context| body.poll_data(context)).await {
-        message.extend_from_slice(&data.map_err(|error| failed_to_read(&error))?);
-        check_sizes(&message, max)?;
+    let size = decompressed_size(&message, max)?;
+    if size > SMALL_BYTES {
+        let memory = unfinished.get_or_insert_with(|| Unfinished::new(input));
+        poll_fn(|context| memory.poll_reserve(message.len() + size, context)).await?;
     }
-    unframe(&message.freeze(), max)
+    let message = unframe(&message, max)?;
+    let memory = unfinished.filter(|_| message.len() > SMALL_BYTES);
+    Ok(Received { message, _memory: memory.map(|unfinished| unfinished.memory) })
+}
+
+/// The memory of a message that is not complete, and the time since its last bytes.
+struct Unfinished {
+    memory: Reservation,
+    stall: Pin<Box<Sleep>>,
+}
+
+impl Unfinished {
+    fn new(input: &Input) -> Self {
+        Self { memory: input.message(), stall: Box::pin(sleep(STALL_TIMEOUT)) }
+    }
+
+    /// Receives a message to the end of its call.
+    async fn receive(&mut self, received: Bytes, body: &mut RequestBody, max: usize) -> Result<Bytes, RequestError> {
+        // Each byte is copied once, however small the frames are.
+        let mut message = BytesMut::from(received);
+        let mut unreleased = message.len();
+        loop {
+            check_sizes(&message, max)?;
+            poll_fn(|context| self.poll_reserve(message.capacity(), context)).await?;
+            body.release(unreleased);
+            let Some(data) = poll_fn(|context| self.poll_data(body, context)).await? else {
+                return Ok(message.freeze());
+            };
+            unreleased = data.len();
+            message.extend_from_slice(&data);
+        }
+    }
+
+    /// Reserves the memory of a message of which so many bytes are stored.
+    fn poll_reserve(&mut self, bytes: usize, context: &Context<'_>) -> Poll<Result<(), RequestError>> {
+        let more = (CALL_BYTES + bytes).saturating_sub(self.memory.bytes());
+        if more > 0 {
+            return self.memory.poll_grow(more, context).map_err(dropped);
+        }
+        match self.memory.poll_evicted(context) {
+            Poll::Ready(error) => Poll::Ready(Err(dropped(error))),
+            Poll::Pending => Poll::Ready(Ok(())),
+        }
+    }
+
+    /// Returns the next data of a body. Fails if the memory is needed for others, or if no data arrives for too long.
+    fn poll_data(
+        &mut self,
+        body: &mut RequestBody,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Option<Bytes>, RequestError>> {
+        if let Poll::Ready(data) = body.poll_data(context) {
+            self.stall.as_mut().reset(Instant::now() + STALL_TIMEOUT);
+            return Poll::Ready(data.transpose().map_err(|error| failed_to_read(&error)));
+        }
+        if let Poll::Ready(error) = self.memory.poll_evicted(context) {
+            return Poll::Ready(Err(dropped(error)));
+        }
+        ready!(self.stall.as_mut().poll(context));
+        let seconds = STALL_TIMEOUT.as_secs();
+        let message = format!("the message is not complete, and no further bytes arrived for {seconds} s");
+        Poll::Ready(Err(RequestError::stalled(message)))
+    }
+}
+
+/// Returns the status of a call whose memory is needed for others.
+pub(super) fn dropped(error: Exhausted) -> RequestError {
+    RequestError::dropped(error.to_string())
 }
 
 /// Returns a message that is complete without its prefix.
 pub(super) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
     check_sizes(message, max)?;
     let Some(size) = announced_size(message) else {
-        return Err(RequestError::invalid("the call has no message"));
+        return Err(RequestError::malformed("the call has no message"));
     };
     if message.len() != PREFIX + size {
-        return Err(RequestError::invalid(format!(
+        return Err(RequestError::malformed(format!(
             "the message has {} bytes, but its prefix announces {size}",
             message.len() - PREFIX
         )));
@@ -69,19 +162,24 @@ pub(super) fn with_prefix(mut message: Vec<u8>) -> Bytes {
 
 /// Returns the status of a call if its request cannot be read.
 pub(super) fn failed_to_read(error: &h2::Error) -> RequestError {
-    RequestError { code: Code::Cancelled, message: format!("reading the request failed: {error}") }
+    RequestError::cancelled(format!("reading the request failed: {error}"))
 }
 
 /// The messages of a stream of requests.
 pub(super) struct Messages {
     body: RequestBody,
+    input: Arc<Input>,
     /// Received bytes that do not form a complete message yet.
     received: BytesMut,
+    /// Number of received bytes that the caller may not send again yet.
+    unreleased: usize,
+    /// The memory of the message that is not complete, or of the last one if it is large.
+    unfinished: Option<Unfinished>,
 }
 
 impl Messages {
-    pub(super) fn new(body: RequestBody) -> Self {
-        Self { body, received: BytesMut::new() }
+    pub(super) fn new(body: RequestBody, input: Arc<Input>) -> Self {
+        Self { body, input, received: BytesMut::new(), unreleased: 0, unfinished: None }
     }
 
     /// Returns the next message of at most `max` bytes without its prefix, or `None` at the end of the stream.
@@ -96,38 +194,65 @@ impl Messages {
         max: usize,
     ) -> Poll<Result<Option<Bytes>, RequestError>> {
         loop {
-            if let Some(message) = split_message(&mut self.received, max)? {
-                return Poll::Ready(Ok(Some(message)));
+            if let Some(size) = complete_size(&self.received, max)? {
+                return self.poll_take(size, context, max);
             }
             if self.received.is_empty() {
                 // A stream can wait for long, so it keeps no buffer.
                 self.received = BytesMut::new();
+                self.unfinished = None;
+            } else {
+                let unfinished = self.unfinished.get_or_insert_with(|| Unfinished::new(&self.input));
+                ready!(unfinished.poll_reserve(self.received.capacity(), context))?;
             }
-            match ready!(self.body.poll_data(context)) {
-                Some(data) => self.received.extend_from_slice(&data.map_err(|error| failed_to_read(&error))?),
+            self.body.release(mem::take(&mut self.unreleased));
+            let data = match &mut self.unfinished {
+                Some(unfinished) => ready!(unfinished.poll_data(&mut self.body, context))?,
+                None => ready!(self.body.poll_data(context)).transpose().map_err(|error| failed_to_read(&error))?,
+            };
+            match data {
+                Some(data) => {
+                    self.unreleased += data.len();
+                    self.received.extend_from_slice(&data);
+                }
                 None if self.received.is_empty() => return Poll::Ready(Ok(None)),
                 None => {
                     let incomplete = self.received.len();
-                    return Poll::Ready(Err(RequestError::invalid(format!(
+                    return Poll::Ready(Err(RequestError::malformed(format!(
                         "the stream ended {incomplete} bytes into a message"
                     ))));
                 }
             }
         }
     }
+
+    /// Removes the first message, of this size with its prefix, and returns it. The memory of a large one stays reserved
+    /// until the next message is asked for.
+    fn poll_take(
+        &mut self,
+        size: usize,
+        context: &Context<'_>,
+        max: usize,
+    ) -> Poll<Result<Option<Bytes>, RequestError>> {
+        let decompressed_bytes = decompressed_size(&self.received[..size], max)?;
+        if decompressed_bytes > SMALL_BYTES {
+            let unfinished = self.unfinished.get_or_insert_with(|| Unfinished::new(&self.input));
+            ready!(unfinished.poll_reserve(self.received.capacity() + decompressed_bytes, context))?;
+        } else {
+            self.unfinished = None;
+        }
+        let message = decompressed(&self.received.split_to(size).freeze(), max)?;
+        Poll::Ready(Ok(Some(message)))
+    }
 }
 
-/// Removes the first message from a stream's bytes and returns it without its prefix. Returns `None` if it is
-/// incomplete.
-fn split_message(received: &mut BytesMut, max: usize) -> Result<Option<Bytes>, RequestError> {
+/// Returns the size of the first message of a stream's bytes with its prefix, or `None` if it is incomplete.
+fn complete_size(received: &[u8], max: usize) -> Result<Option<usize>, RequestError> {
     let Some(size) = announced_size(received) else {
         return Ok(None);
     };
     check_size(size, max)?;
-    if received.len() < PREFIX + size {
-        return Ok(None);
-    }
-    decompressed(&received.split_to(PREFIX + size).freeze(), max).map(Some)
+    Ok((received.len() >= PREFIX + size).then_some(PREFIX + size))
 }
 
 /// Returns a message without its prefix and without compression.
@@ -138,20 +263,37 @@ fn decompressed(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
     if message[0] == 0 {
         return Ok(message.slice(PREFIX..));
     }
-    if message[0] > 1 || !message[PREFIX..].starts_with(&GZIP_MAGIC) {
-        let message = "unsupported compressed message: only grpc-encoding gzip is supported".into();
-        return Err(RequestError { code: Code::Unimplemented, message });
-    }
-    let mut data = Vec::new();
-    // One byte above the maximum, to detect larger messages.
-    let mut reader = GzDecoder::new(&message[PREFIX..]).take(max as u64 + 1);
-    reader.read_to_end(&mut data).map_err(|error| RequestError::invalid(format!("invalid gzip data: {error}")))?;
-    if data.len() > max {
-        return Err(RequestError::exhausted(format!(
-            "the decompressed message is larger than the maximum of {max} bytes"
-        )));
+    let size = decompressed_size(message, max)?;
+    let mut data = Vec::with_capacity(size);
+    // One byte more, to detect larger messages.
+    let mut reader = GzDecoder::new(&message[PREFIX..]).take(size as u64 + 1);
+    reader.read_to_end(&mut data).map_err(|error| RequestError::malformed(format!("invalid gzip data: {error}")))?;
+    if data.len() != size {
+        return Err(RequestError::malformed("invalid gzip data: its size is not the announced one"));
     }
     Ok(data.into())
+}
+
+/// Returns the size of a message after decompression, which gzip writes at its end (RFC 1952: `ISIZE`).
+fn decompressed_size(message: &[u8], max: usize) -> Result<usize, RequestError> {
+    let size = message.len().saturating_sub(PREFIX);
+    if message.first().is_none_or(|compressed| *compressed == 0) {
+        return Ok(size);
+    }
+    if message[0] > 1 || !message.get(PREFIX..).is_some_and(|data| data.starts_with(&GZIP_MAGIC)) {
+        let message = "unsupported compressed message: only grpc-encoding gzip is supported";
+        return Err(RequestError::unsupported(message));
+    }
+    let size = match message.last_chunk() {
+        Some(size) if message.len() >= PREFIX + MIN_GZIP_BYTES => u32::from_le_bytes(*size) as usize,
+        _ => return Err(RequestError::malformed("invalid gzip data: it is truncated")),
+    };
+    if size > max {
+        return Err(RequestError::too_large(format!(
+            "the decompressed message of {size} bytes is larger than the maximum of {max} bytes"
+        )));
+    }
+    Ok(size)
 }
 
 /// Rejects a message if its announced or its received size is too large.
@@ -161,7 +303,7 @@ fn check_sizes(message: &[u8], max: usize) -> Result<(), RequestError> {
 
 pub(super) fn check_size(size: usize, max: usize) -> Result<(), RequestError> {
     if size > max {
-        return Err(RequestError::exhausted(format!(
+        return Err(RequestError::too_large(format!(
             "a message of {size} bytes is larger than the maximum of {max} bytes"
         )));
     }
@@ -201,6 +343,8 @@ pub(super) fn write_status(headers: &mut HeaderMap, error: &RequestError) {
 
 #[cfg(test)]
 mod tests {
+    use tonic::Code;
+
     use super::*;
 
     #[test]

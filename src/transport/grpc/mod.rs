@@ -5,6 +5,7 @@
 //! (`stream`) and quotas (`quotas`) are implemented without tonic's router and codec, which makes a call a fifth cheaper.
 //! All other services (health, reflection, resources) use tonic.
 
+mod backpressure;
 mod caller_errors;
 mod checker;
 mod connection;
@@ -16,6 +17,7 @@ mod feedback;
 pub mod fuzz;
 mod headers;
 mod http2;
+mod input;
 mod keep_alive;
 mod limits;
 mod listener;
@@ -29,7 +31,9 @@ mod service;
 mod settings;
 mod status;
 mod stream;
+mod texts;
 
+pub use caller_errors::CallerErrors;
 pub(super) use connection::wait_for_shutdown;
 pub(crate) use decode::decode;
 pub(crate) use encode::encode;
@@ -41,3 +45,4 @@ pub(crate) use service::HEALTH_NAMES;
 pub use service::{Handler, build_tonic_services};
 pub use settings::{HeaderStyle, ResponseSettings, Settings, TlsSettings};
 pub(crate) use status::RequestError;
+pub(crate) use texts::{readable, rewritten, text_of};

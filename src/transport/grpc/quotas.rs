@@ -3,35 +3,44 @@
 //! A stream can report thousands of buckets every few seconds. Its messages are therefore read into and written from the
 //! types of the service directly, and a stream has no buffer between two of them.
 
+use std::{borrow::Cow, future::poll_fn, mem, sync::Arc};
+
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderMap, Request};
-use sluicegate_common::wire::{Fields, Writer};
+use sluicegate_common::wire::{Fields, Malformed, Writer};
 use sluicegate_proto::envoy::r#type::v3::rate_limit_strategy::BlanketRule;
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,
-    sync::{mpsc, watch},
+    sync::{
+        Semaphore,
+        mpsc::{self, error::TrySendError},
+        watch,
+    },
     time::sleep,
 };
 
 use super::{
-    Limits, RequestError,
-    decode::decode_entry,
-    message::{Messages, PREFIX, with_prefix},
+    CallerErrors, Limits, RequestError,
+    input::Input,
+    message::{Messages, PREFIX, dropped, with_prefix},
     request_body::RequestBody,
+    texts::text_of,
     wait_for_shutdown,
 };
 use crate::{
     engine::{Micros, Quota, TokenBucket},
     rules::Entry,
-    service::quotas::{BucketAction, QuotaError, QuotaSession, Quotas, Usage},
+    service::quotas::{BucketAction, BucketId, QuotaError, QuotaSession, Quotas, Usage},
 };
 
 /// Maximum size of a message with reports in bytes. Envoy reports all its buckets in one message.
 const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
-/// Maximum number of buckets in one response.
-const MAX_ACTIONS: usize = 1_000;
+/// Size in bytes above which a response is sent, and the next bucket begins another one.
+const RESPONSE_BYTES: usize = 64 * 1024;
+/// Size of a message in bytes above which it is decided while no other such message is, as its buckets need much memory.
+const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
 /// Maximum time since the last report, in seconds. Longer times, of callers that were disconnected, are shortened.
 const MAX_ELAPSED_SECS: i64 = 300;
 /// Number of responses that wait for a slow caller. Its reports are read only as fast as it reads responses.
@@ -48,7 +57,10 @@ type Outcome = Result<Bytes, RequestError>;
 pub struct QuotaService {
     quotas: Quotas,
     limits: Limits,
+    errors: Arc<CallerErrors>,
     runtime: Handle,
+    /// Permits one large message at a time.
+    large: Arc<Semaphore>,
     stopping: watch::Receiver<bool>,
 }
 
@@ -60,8 +72,9 @@ impl QuotaService {
     ///
     /// Panics if it is called outside of a Tokio runtime.
     #[must_use]
-    pub fn new(quotas: Quotas, limits: Limits, stopping: watch::Receiver<bool>) -> Self {
-        Self { quotas, limits, runtime: Handle::current(), stopping }
+    pub fn new(quotas: Quotas, limits: Limits, errors: Arc<CallerErrors>, stopping: watch::Receiver<bool>) -> Self {
+        let large = Arc::new(Semaphore::new(1));
+        Self { quotas, limits, errors, runtime: Handle::current(), large, stopping }
     }
 
     /// Starts a stream, and returns its responses. The stream ends when `leaving` is true.
@@ -69,11 +82,13 @@ impl QuotaService {
         &self,
         request: Request<RequestBody>,
         leaving: watch::Receiver<bool>,
+        input: Arc<Input>,
     ) -> mpsc::Receiver<Outcome> {
         let (sender, receiver) = mpsc::channel(QUEUED_RESPONSES);
         let session = self.quotas.session(caller(request.headers()));
-        let reports = Messages::new(request.into_body());
-        let stream = Stream { session, reports, sender, limits: self.limits, leaving };
+        let reports = Messages::new(request.into_body(), Arc::clone(&input));
+        let (errors, large) = (Arc::clone(&self.errors), Arc::clone(&self.large));
+        let stream = Stream { session, reports, sender, input, errors, large, limits: self.limits, leaving };
         self.runtime.spawn(stream.run(self.stopping.clone()));
         receiver
     }
@@ -88,6 +103,9 @@ struct Stream {
     session: QuotaSession,
     reports: Messages,
     sender: mpsc::Sender<Outcome>,
+    input: Arc<Input>,
+    errors: Arc<CallerErrors>,
+    large: Arc<Semaphore>,
     limits: Limits,
     leaving: watch::Receiver<bool>,
 }
@@ -95,7 +113,9 @@ struct Stream {
 impl Stream {
     /// Serves the stream until the caller or the service ends it, and then waits for the end of its quotas.
     async fn run(mut self, mut stopping: watch::Receiver<bool>) {
-        if let Err(error) = self.serve().await {
+        if let Err(mut error) = self.serve().await {
+            error.domain = Some(self.session.domain().into());
+            self.errors.record(&error);
             let _ = self.sender.send(Err(error)).await;
         }
         let mut session = self.end();
@@ -117,23 +137,53 @@ impl Stream {
         loop {
             let actions = tokio::select! {
                 message = self.reports.next(MAX_MESSAGE_BYTES) => match message? {
-                    Some(message) => {
-                        let (domain, usages) = read(&message, self.limits)?;
-                        // Boxed, as the compiler otherwise reaches its limit of nested types.
-                        self.session.report(domain, usages).boxed().await?
-                    }
+                    // Boxed, as the compiler otherwise reaches its limit of nested types.
+                    Some(message) => self.report(&message).boxed().await?,
                     None => return Ok(()),
                 },
                 () = sleep(self.session.until_tick()) => self.session.tick().boxed().await,
                 () = wait_for_shutdown(&mut self.leaving) => return Ok(()),
                 () = self.sender.closed() => return Ok(()),
             };
-            for actions in actions.chunks(MAX_ACTIONS) {
-                if self.sender.send(Ok(write(actions))).await.is_err() {
-                    return Ok(());
-                }
+            if !self.send(write(&actions)).await? {
+                return Ok(());
             }
         }
+    }
+
+    async fn report(&mut self, message: &Bytes) -> Result<Vec<BucketAction>, RequestError> {
+        let large = Arc::clone(&self.large);
+        let permit = match message.len() > LARGE_MESSAGE_BYTES {
+            // An error means that the semaphore is closed, which it never is.
+            true => large.acquire().await.ok(),
+            false => None,
+        };
+        let (domain, usages) = read(message, self.limits)?;
+        let actions = self.session.report(&domain, usages).await?;
+        drop(permit);
+        Ok(actions)
+    }
+
+    /// Sends responses, and waits until the caller has read enough of them. Returns `false` if the caller is gone.
+    async fn send(&mut self, responses: Vec<Bytes>) -> Result<bool, RequestError> {
+        let mut bytes: usize = responses.iter().map(Bytes::len).sum();
+        let mut memory = None;
+        for response in responses {
+            let size = response.len();
+            match self.sender.try_send(Ok(response)) {
+                Ok(()) => {}
+                Err(TrySendError::Closed(_)) => return Ok(false),
+                Err(TrySendError::Full(response)) => {
+                    let memory = memory.get_or_insert_with(|| self.input.response(bytes));
+                    tokio::select! {
+                        sent = self.sender.send(response) => if sent.is_err() { return Ok(false) },
+                        error = poll_fn(|context| memory.poll_end(context)) => return Err(dropped(error)),
+                    }
+                }
+            }
+            bytes -= size;
+        }
+        Ok(true)
     }
 }
 
@@ -142,17 +192,16 @@ impl From<QuotaError> for RequestError {
         let message = crate::errors::chain(&error);
         match error {
             QuotaError::NoDomain | QuotaError::OtherDomain | QuotaError::NoEntries => Self::invalid(message),
-            QuotaError::TooManyBuckets(_) => Self::exhausted(message),
         }
     }
 }
 
 /// Reads a `RateLimitQuotaUsageReports`: `domain`, `bucket_quota_usages`.
-pub(super) fn read(message: &[u8], limits: Limits) -> Result<(&str, Vec<Usage>), RequestError> {
-    let (mut domain, mut usages) = ("", Vec::new());
+pub(super) fn read(message: &[u8], limits: Limits) -> Result<(Cow<'_, str>, Vec<Usage>), RequestError> {
+    let (mut domain, mut usages) = (Cow::Borrowed(""), Vec::new());
     for field in Fields::new(message) {
         match field? {
-            (1, value) => domain = value.text()?,
+            (1, value) => domain = text_of(value.bytes()?),
             (2, value) => usages.push(read_usage(value.message()?, limits)?),
             _ => {}
         }
@@ -163,6 +212,9 @@ pub(super) fn read(message: &[u8], limits: Limits) -> Result<(&str, Vec<Usage>),
     }
     Ok((domain, usages))
 }
+
+/// A key and a value of a bucket's name, as the caller sent them.
+type RawEntry<'m> = (&'m [u8], &'m [u8]);
 
 /// Reads a `BucketQuotaUsage`: `bucket_id`, `time_elapsed`, `num_requests_allowed`, `num_requests_denied`.
 fn read_usage(fields: Fields<'_>, limits: Limits) -> Result<Usage, RequestError> {
@@ -183,27 +235,44 @@ fn read_usage(fields: Fields<'_>, limits: Limits) -> Result<Usage, RequestError>
             _ => {}
         }
     }
-    // All texts together, because a stream stores them.
-    let max = limits.max_text_bytes;
-    if entries.iter().map(|entry| entry.key.len() + entry.value.len()).sum::<usize>() > max {
-        return Err(RequestError::invalid(format!("a bucket_id has more than {max} bytes")));
-    }
-    entries.sort_unstable_by_key(|entry| entry.key);
-    let bucket = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
+    entries.sort_unstable_by_key(|(key, _)| *key);
+    let (bucket, descriptor) = name(&entries);
     let elapsed = Micros::from_secs(seconds.clamp(0, MAX_ELAPSED_SECS) as u64);
-    Ok(Usage { bucket, allowed, denied, elapsed })
+    Ok(Usage { bucket, descriptor, allowed, denied, elapsed })
+}
+
+/// Returns the name of a bucket, and its descriptor if that has other texts than the name.
+///
+/// Envoy rejects a response with a name that is not UTF-8, and forgets its quotas. Such a bucket is counted, and never
+/// mentioned.
+fn name(entries: &[RawEntry<'_>]) -> (BucketId, Option<BucketId>) {
+    let mut names = SmallVec::<[(&str, &str); 3]>::new();
+    let mut texts = SmallVec::<[(Cow<'_, str>, Cow<'_, str>); 3]>::new();
+    for (key, value) in entries {
+        texts.push((text_of(key), text_of(value)));
+        if let (Ok(key), Ok(value)) = (str::from_utf8(key), str::from_utf8(value)) {
+            names.push((key, value));
+        }
+    }
+    let is_changed =
+        |(key, value): &(Cow<'_, str>, Cow<'_, str>)| matches!(key, Cow::Owned(_)) || matches!(value, Cow::Owned(_));
+    let descriptor = texts.iter().any(is_changed).then(|| texts.into_iter().collect::<BucketId>());
+    match descriptor {
+        Some(descriptor) if names.len() < entries.len() => (descriptor.into_unreadable(), None),
+        descriptor => (names.into_iter().collect(), descriptor),
+    }
 }
 
 /// Reads the entries of a `BucketId`. If a key occurs several times, its last value counts.
 fn read_entries<'m>(
     fields: Fields<'m>,
-    entries: &mut SmallVec<[Entry<'m>; 3]>,
+    entries: &mut SmallVec<[RawEntry<'m>; 3]>,
     max: usize,
 ) -> Result<(), RequestError> {
     for field in fields {
         if let (1, value) = field? {
-            let entry = decode_entry(value.message()?)?;
-            match entries.iter().position(|former| former.key == entry.key) {
+            let entry = read_entry(value.message()?)?;
+            match entries.iter().position(|former| former.0 == entry.0) {
                 Some(former) => entries[former] = entry,
                 None if entries.len() >= max => {
                     return Err(RequestError::invalid(format!("a bucket_id has more than {max} entries")));
@@ -215,13 +284,36 @@ fn read_entries<'m>(
     Ok(())
 }
 
-/// Returns a `RateLimitQuotaResponse` after its prefix: `bucket_action`.
-fn write(actions: &[BucketAction]) -> Bytes {
-    let mut data = vec![0; PREFIX];
-    for action in actions {
-        Writer(&mut data).message(1, |message| write_action(action, message));
+/// Reads an entry of a map: `key`, `value`.
+fn read_entry(fields: Fields<'_>) -> Result<RawEntry<'_>, Malformed> {
+    let mut entry = RawEntry::default();
+    for field in fields {
+        match field? {
+            (1, value) => entry.0 = value.bytes()?,
+            (2, value) => entry.1 = value.bytes()?,
+            _ => {}
+        }
     }
-    with_prefix(data)
+    Ok(entry)
+}
+
+/// Returns `RateLimitQuotaResponse`s after their prefixes: `bucket_action`.
+fn write(actions: &[BucketAction]) -> Vec<Bytes> {
+    let mut responses = Vec::new();
+    let mut data = Vec::new();
+    for action in actions {
+        if data.is_empty() {
+            data.resize(PREFIX, 0);
+        }
+        Writer(&mut data).message(1, |message| write_action(action, message));
+        if data.len() >= RESPONSE_BYTES {
+            responses.push(with_prefix(mem::take(&mut data)));
+        }
+    }
+    if !data.is_empty() {
+        responses.push(with_prefix(data));
+    }
+    responses
 }
 
 /// Writes a `BucketAction`: `bucket_id`, and `quota_assignment_action` or `abandon_action`.
@@ -268,14 +360,17 @@ pub(super) fn read_with_prost(message: &[u8]) -> Option<(String, Vec<Usage>)> {
         let entries: std::collections::BTreeMap<_, _> =
             usage.bucket_id.unwrap_or_default().bucket.into_iter().collect();
         let seconds = usage.time_elapsed.map_or(0, |elapsed| elapsed.seconds.clamp(0, MAX_ELAPSED_SECS));
+        let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
+        let (bucket, descriptor) = name(&entries);
         Usage {
-            bucket: entries.into_iter().collect(),
+            bucket,
+            descriptor,
             allowed: usage.num_requests_allowed,
             denied: usage.num_requests_denied,
             elapsed: Micros::from_secs(seconds as u64),
         }
     });
-    Some((message.domain, usages.collect()))
+    Some((text_of(message.domain.as_bytes()).into_owned(), usages.collect()))
 }
 
 #[cfg(test)]
@@ -293,7 +388,6 @@ mod tests {
     };
 
     use super::*;
-    use crate::service::quotas::BucketId;
 
     fn usage(entries: &[(&str, &str)], seconds: i64) -> BucketQuotaUsage {
         let bucket = entries.iter().map(|(key, value)| ((*key).into(), (*value).into())).collect();
@@ -311,7 +405,7 @@ mod tests {
     }
 
     fn read_owned(message: &[u8]) -> Result<(String, Vec<Usage>), RequestError> {
-        read(message, Limits::default()).map(|(domain, usages)| (domain.to_owned(), usages))
+        read(message, Limits::default()).map(|(domain, usages)| (domain.into_owned(), usages))
     }
 
     /// Equal buckets are recognised by their names, so the entries need an order.
@@ -320,7 +414,9 @@ mod tests {
         let keys: Vec<String> = (0..20).map(|number| format!("k{number:02}")).collect();
         let entries: Vec<_> = keys.iter().rev().map(|key| (&**key, "v")).collect();
         let (domain, usages) = read_owned(&report(&entries, 5)).unwrap();
-        let [Usage { bucket, allowed: 3, denied: 4, elapsed }] = &usages[..] else { panic!("{usages:?}") };
+        let [Usage { bucket, descriptor: None, allowed: 3, denied: 4, elapsed }] = &usages[..] else {
+            panic!("{usages:?}")
+        };
         assert_eq!((&*domain, *elapsed), ("d", Micros::from_secs(5)));
         let read: Vec<&str> = bucket.entries().map(|entry| entry.key).collect();
         assert_eq!(read, keys);
@@ -334,11 +430,8 @@ mod tests {
         let is_valid = |entries: &[(&str, &str)]| read_owned(&report(entries, 0)).is_ok();
         assert_eq!(error(&report(&entries, 0)), RequestError::invalid("a bucket_id has more than 32 entries"));
         assert!(is_valid(&entries[..32]));
-        let long = "x".repeat(1_025);
-        for entries in [[("a", "v"), ("k", &long[2..])], [("a", "v"), (&long[2..], "v")]] {
-            assert_eq!(error(&report(&entries, 0)).message, "a bucket_id has more than 1024 bytes");
-        }
-        assert!(is_valid(&[("k", &long[2..])]));
+        let long = "x".repeat(100_000);
+        assert!(is_valid(&[("k", &long)]), "a value may have any length");
         let message = RateLimitQuotaUsageReports { domain: long, ..RateLimitQuotaUsageReports::default() };
         assert_eq!(error(&message.encode_to_vec()).message, "the domain has more than 1024 bytes");
         let elapsed = |seconds| read_owned(&report(&[("k", "v")], seconds)).unwrap().1[0].elapsed;
@@ -359,7 +452,39 @@ mod tests {
             assert_eq!(read_owned(&once[..end]).ok(), read_with_prost(&once[..end]), "{end}");
         }
         let error = read_owned(&once[..once.len() - 1]).unwrap_err();
-        assert_eq!(error, RequestError::invalid("cannot decode the request: message is truncated"));
+        assert_eq!(error, RequestError::malformed("cannot decode the request: message is truncated"));
+    }
+
+    #[test]
+    fn a_bucket_without_utf8_is_read_and_its_name_is_never_sent_back() {
+        let message = report(&[("path", "/x?????"), ("user", "C:\\xff")], 5);
+        let path = message.windows(5).position(|five| five == b"?????").unwrap();
+        let mut raw = message.clone();
+        raw[path] = 0xff;
+        let usage = |message: &[u8]| read_owned(message).unwrap().1.remove(0);
+        let pairs =
+            |id: &BucketId| id.entries().map(|entry| format!("{}={}", entry.key, entry.value)).collect::<Vec<_>>();
+        let Usage { bucket, descriptor, .. } = usage(&raw);
+        assert_eq!((bucket.is_readable(), descriptor), (false, None));
+        assert_eq!(pairs(&bucket), ["path=/x\\xff????", "user=C:\\\\xff"]);
+        // A valid text that looks like an escaped byte has its own counter, and is sent back as it is.
+        let Usage { bucket, descriptor, .. } = usage(&message);
+        assert!(bucket.is_readable());
+        assert_eq!(pairs(&bucket), ["path=/x?????", "user=C:\\xff"]);
+        assert_eq!(pairs(&descriptor.unwrap()), ["path=/x?????", "user=C:\\\\xff"]);
+    }
+
+    #[test]
+    fn responses_are_split_by_their_size() {
+        let id: BucketId = [("path", &*"x".repeat(RESPONSE_BYTES / 3))].into_iter().collect();
+        let actions: Vec<_> = (0..7).map(|_| BucketAction::Abandon(id.clone())).collect();
+        let responses = write(&actions);
+        let counts: Vec<usize> = responses
+            .iter()
+            .map(|data| RateLimitQuotaResponse::decode(&data[PREFIX..]).unwrap().bucket_action.len())
+            .collect();
+        assert_eq!(counts, [3, 3, 1]);
+        assert_eq!(write(&[]), [Bytes::new(); 0]);
     }
 
     #[test]
@@ -370,7 +495,7 @@ mod tests {
         let assign = |quota| BucketAction::Assign(id.clone(), quota, ttl);
         let actions =
             [assign(Quota::AllowAll), assign(Quota::DenyAll), assign(bucket), BucketAction::Abandon(id.clone())];
-        let data = write(&actions);
+        let [data] = &write(&actions)[..] else { panic!("the actions fit into one response") };
         assert_eq!(data[..PREFIX], [[0].as_slice(), &(data.len() as u32 - 5).to_be_bytes()].concat());
         let strategies =
             RateLimitQuotaResponse::decode(&data[PREFIX..]).unwrap().bucket_action.into_iter().map(|action| {

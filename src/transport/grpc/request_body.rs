@@ -9,7 +9,10 @@ use bytes::Bytes;
 use h2::RecvStream;
 use http_body::{Body, Frame};
 
-/// The body of a call. Data that has been read is returned to the flow-control window.
+use super::{input::TONIC_BODY_BYTES, message::dropped};
+use crate::budget::Reservation;
+
+/// The body of a call. Received data keeps its part of the flow-control windows until it is released.
 pub(super) struct RequestBody(RecvStream);
 
 impl RequestBody {
@@ -24,29 +27,62 @@ impl RequestBody {
 
     /// Returns the next data, or `None` at the end.
     pub(super) fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
-        let data = ready!(self.0.poll_data(context));
-        if let Some(Ok(data)) = &data {
-            // An error means that the stream was reset, and the next poll returns the reason.
-            let _ = self.0.flow_control().release_capacity(data.len());
-        }
-        Poll::Ready(data)
+        self.0.poll_data(context)
+    }
+
+    /// Returns received bytes to the flow-control windows, so that the caller can send as many.
+    pub(super) fn release(&mut self, bytes: usize) {
+        // An error means that the stream was reset, and the next poll returns the reason.
+        let _ = self.0.flow_control().release_capacity(bytes);
     }
 }
 
-/// For tonic's services.
-impl Body for RequestBody {
-    type Data = Bytes;
-    type Error = h2::Error;
+/// The body of a call to one of tonic's services, all of whose messages are small.
+pub(super) struct TonicBody {
+    body: RequestBody,
+    /// The size of the whole body, as tonic may keep any part of it.
+    reservation: Reservation,
+    unreserved: usize,
+}
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, h2::Error>>> {
+impl TonicBody {
+    pub(super) const fn new(body: RequestBody, reservation: Reservation) -> Self {
+        Self { body, reservation, unreserved: 0 }
+    }
+}
+
+impl Body for TonicBody {
+    type Data = Bytes;
+    type Error = tonic::Status;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         let this = self.get_mut();
-        if let Some(data) = ready!(this.poll_data(context)) {
+        if this.unreserved > 0 {
+            if this.reservation.bytes() + this.unreserved > TONIC_BODY_BYTES {
+                let message = format!("all messages of a call have more than {TONIC_BODY_BYTES} bytes");
+                return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(message))));
+            }
+            if let Err(error) = ready!(this.reservation.poll_grow(this.unreserved, context)) {
+                return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(dropped(error).message))));
+            }
+            this.body.release(this.unreserved);
+            this.unreserved = 0;
+        }
+        if let Some(data) = ready!(this.body.poll_data(context)) {
+            let failed = |error: h2::Error| tonic::Status::cancelled(error.to_string());
+            let data = data.map_err(failed);
+            this.unreserved = data.as_ref().map_or(0, Bytes::len);
             return Poll::Ready(Some(data.map(Frame::data)));
         }
-        this.0.poll_trailers(context).map(|trailers| trailers.transpose().map(|trailers| trailers.map(Frame::trailers)))
+        let trailers = ready!(this.body.0.poll_trailers(context));
+        let trailers = trailers.map_err(|error| tonic::Status::cancelled(error.to_string()));
+        Poll::Ready(trailers.transpose().map(|trailers| trailers.map(Frame::trailers)))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.is_complete()
+        self.body.is_complete()
     }
 }

@@ -16,7 +16,8 @@ use tokio::{
 };
 
 use super::{
-    RequestError,
+    CallerErrors, RequestError,
+    input::{Hold, Input},
     message::{trailers, write_status},
     stream::ResponseStream,
 };
@@ -43,6 +44,18 @@ pub(super) enum Response {
 }
 
 impl Response {
+    /// Returns whether the response may last as long as the caller likes.
+    pub(super) const fn is_stream(&self) -> bool {
+        matches!(self, Self::Stream(_) | Self::Messages(_) | Self::Tonic(_))
+    }
+
+    /// Counts the response if it is an error of its caller.
+    pub(super) fn record(&self, errors: &CallerErrors) {
+        if let Self::Error(error) = self {
+            errors.record(error);
+        }
+    }
+
     /// Sends the response. Returns the sender of the rest if a part has to wait.
     pub(super) fn send(self, respond: &mut SendResponse<Bytes>) -> Option<ResponseSender> {
         match self.try_send(respond) {
@@ -140,8 +153,15 @@ pub(super) struct ResponseSender {
     body: UnsentBody,
     /// Data of the body that waits for a window.
     data: Bytes,
+    /// How long the data waits, and its memory.
+    wait: Option<Box<Wait>>,
+}
+
+/// The state of data that waits for a window.
+struct Wait {
     /// Completes when the data has waited for too long.
-    end: Option<Pin<Box<Sleep>>>,
+    end: Pin<Box<Sleep>>,
+    memory: Hold,
 }
 
 /// How sending a response has ended.
@@ -149,17 +169,23 @@ pub(super) struct ResponseSender {
 pub(super) enum Sent {
     /// The response was sent, or its call was cancelled.
     Done,
-    /// The caller did not read the response in time.
-    TimedOut,
+    /// The caller did not read the response in time, or others needed the memory of the call.
+    Dropped,
 }
 
 impl ResponseSender {
     const fn new(stream: SendStream<Bytes>, body: UnsentBody) -> Self {
-        Self { stream, body, data: Bytes::new(), end: None }
+        Self { stream, body, data: Bytes::new(), wait: None }
     }
 
-    /// Sends what can be sent. Data waits for at most `timeout` for a window.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, timeout: Duration) -> Poll<Sent> {
+    /// Ends the call without the rest of its response.
+    pub(super) fn drop_call(&mut self) -> Sent {
+        self.stream.send_reset(Reason::ENHANCE_YOUR_CALM);
+        Sent::Dropped
+    }
+
+    /// Sends what can be sent. Data waits for at most `timeout` for a window, and only while there is memory for it.
+    pub(super) fn poll(&mut self, context: &mut Context<'_>, timeout: Duration, input: &Input) -> Poll<Sent> {
         match self.poll_send(context) {
             Poll::Ready(Ok(())) => Poll::Ready(Sent::Done),
             Poll::Ready(Err(error)) => {
@@ -170,10 +196,14 @@ impl ResponseSender {
             Poll::Pending if self.stream.poll_reset(context).is_ready() => Poll::Ready(Sent::Done),
             Poll::Pending if self.data.is_empty() => Poll::Pending,
             Poll::Pending => {
-                let end = self.end.get_or_insert_with(|| Box::pin(sleep(timeout)));
-                ready!(end.as_mut().poll(context));
+                let new = || Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.response(self.data.len()) });
+                let wait = self.wait.get_or_insert_with(new);
+                if wait.memory.poll_end(context).is_ready() {
+                    return Poll::Ready(self.drop_call());
+                }
+                ready!(wait.end.as_mut().poll(context));
                 self.stream.send_reset(Reason::CANCEL);
-                Poll::Ready(Sent::TimedOut)
+                Poll::Ready(Sent::Dropped)
             }
         }
     }
@@ -211,7 +241,7 @@ impl ResponseSender {
             }
         }
         let size = self.stream.capacity().min(self.data.len());
-        self.end = None;
+        self.wait = None;
         Poll::Ready(self.stream.send_data(self.data.split_to(size), false))
     }
 }

@@ -20,9 +20,8 @@ use tokio::{
 };
 
 use super::{
-    Handler, Settings,
-    caller_errors::CallerErrors,
-    connection,
+    CallerErrors, Handler, Settings, connection,
+    input::Budgets,
     listener::{Listener, PassedStream, Stream},
 };
 use crate::{
@@ -67,6 +66,7 @@ pub struct Server {
     listener: Listener,
     settings: Arc<Settings>,
     tls: Option<Arc<Tls>>,
+    budgets: Budgets,
     errors: Arc<CallerErrors>,
     workers: Vec<Worker>,
 }
@@ -77,14 +77,20 @@ impl Server {
     /// # Errors
     ///
     /// Returns an error if the TLS settings are invalid or the address cannot be bound.
-    pub(crate) async fn bind(settings: Settings, input: &Budget) -> Result<Self, ServerError> {
+    pub(crate) async fn bind(
+        settings: Settings,
+        messages: &Budget,
+        streams: &Budget,
+        errors: Arc<CallerErrors>,
+    ) -> Result<Self, ServerError> {
         let tls = Tls::new(&settings.tls, &[b"h2"])?;
         let (listener, at) = match settings.uds.clone() {
             Some(path) => (Listener::unix(path.clone()), path.display().to_string()),
             None => (Listener::tcp(settings.addr).await, settings.addr.to_string()),
         };
         let listener = listener.map_err(|source| ServerError::Listen { at, source })?;
-        Ok(Self { listener, settings: Arc::new(settings), tls, errors: Arc::default(), workers: Vec::new() })
+        let budgets = Budgets::new(messages.clone(), streams.clone(), &settings.limits);
+        Ok(Self { listener, settings: Arc::new(settings), tls, budgets, errors, workers: Vec::new() })
     }
 
     /// Returns the address with the actual port, or the path of the socket.
@@ -115,11 +121,11 @@ impl Server {
         let (sender, receiver) = mpsc::channel(HAND_OVER_CAPACITY);
         let connections = Arc::new(AtomicUsize::new(0));
         let (settings, tls, count) = (Arc::clone(&self.settings), self.tls.clone(), Arc::clone(&connections));
-        let errors = Arc::clone(&self.errors);
+        let (errors, budgets) = (Arc::clone(&self.errors), self.budgets.clone());
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             runtime.block_on(async {
                 let handler = build().await;
-                work(receiver, &handler, (&settings, tls.as_ref()), &errors, &shutdown, &count).await;
+                work(receiver, &handler, (&settings, tls.as_ref(), &budgets), &errors, &shutdown, &count).await;
             });
             // A pending DNS lookup for a new connection to Redis must not delay the shutdown.
             runtime.shutdown_background();
@@ -136,12 +142,18 @@ impl Server {
         observe_gauge(meter, "sluicegate_grpc_connections", "Number of open gRPC connections", move || {
             total.iter().map(|count| count.load(Relaxed) as u64).sum()
         });
-        let errors = Arc::clone(&self.errors);
-        let description = "gRPC connections that were closed because the caller violated HTTP/2 or exceeded its limits";
-        observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || errors.protocol());
-        let errors = Arc::clone(&self.errors);
-        let description = "gRPC responses that were dropped because the caller did not read them";
-        observe_counter(meter, "sluicegate_grpc_unread_responses_total", description, move || errors.unread());
+        self.errors.observe(meter);
+        let Budgets { messages, streams, .. } = self.budgets.clone();
+        let description = "Memory that callers hold by unfinished messages and bodies, and by unread responses";
+        observe_gauge(meter, "sluicegate_input_bytes", description, {
+            let messages = messages.clone();
+            move || messages.used_bytes() as u64
+        });
+        let description =
+            "Messages, bodies, responses and streams that were dropped because input.max_bytes was reached";
+        observe_counter(meter, "sluicegate_input_evictions_total", description, move || {
+            messages.evictions() + streams.evictions()
+        });
         let gauge = meter.u64_observable_gauge("sluicegate_grpc_worker_connections");
         let gauge = gauge.with_description("Number of open gRPC connections, by worker");
         gauge
@@ -218,7 +230,7 @@ impl Drop for ConnectionGuard {
 async fn work(
     mut receiver: mpsc::Receiver<PassedStream>,
     handler: &Arc<Handler>,
-    (settings, tls): (&Arc<Settings>, Option<&Arc<Tls>>),
+    (settings, tls, budgets): (&Arc<Settings>, Option<&Arc<Tls>>, &Budgets),
     errors: &Arc<CallerErrors>,
     shutdown: &watch::Receiver<bool>,
     count: &Arc<AtomicUsize>,
@@ -240,8 +252,9 @@ async fn work(
         };
         let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
         let (tls, errors, shutdown) = (tls.cloned(), Arc::clone(errors), shutdown.clone());
+        let budgets = budgets.clone();
         connections.spawn(async move {
-            connection::serve(stream, handler, &settings, tls, errors, shutdown).await;
+            connection::serve(stream, handler, &settings, tls, errors, budgets, shutdown).await;
             drop(guard);
         });
     }

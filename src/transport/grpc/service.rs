@@ -28,10 +28,12 @@ use tonic_reflection::server::Builder;
 use tower_service::Service;
 
 use super::{
-    Limits, QuotaService, RequestError, ResourceService, ResponseSettings,
+    CallerErrors, Limits, QuotaService, RequestError, ResourceService, ResponseSettings,
     checker::Checker,
-    feedback, message,
-    request_body::RequestBody,
+    feedback,
+    input::Input,
+    message::{self, Messages},
+    request_body::{RequestBody, TonicBody},
     response::Response,
     stream::{self, ResponseStream},
 };
@@ -81,8 +83,9 @@ impl Handler {
         traces: Traces,
         quotas: QuotaService,
         tonic_services: Routes,
+        errors: Arc<CallerErrors>,
     ) -> Arc<Self> {
-        let checker = Arc::new(Checker::new(check, limits, response, traces));
+        let checker = Arc::new(Checker::new(check, limits, response, traces, errors));
         Arc::new(Self { checker, quotas, tonic_services })
     }
 
@@ -94,29 +97,34 @@ impl Handler {
         request: Request<RequestBody>,
         context: &mut Context<'_>,
         leaving: &watch::Sender<bool>,
+        input: &Arc<Input>,
     ) -> Decided {
         let method = match request.uri().path() {
             SHOULD_RATE_LIMIT => Method::ShouldRateLimit,
             STREAM => Method::Stream,
             BATCH => Method::Batch,
             STREAM_QUOTAS => Method::StreamQuotas,
-            _ => return self.call_other(request),
+            _ => return self.call_other(request, input),
         };
         if let Err(error) = check_head(&request) {
             return Decided::Now(Response::Error(error));
         }
         match method {
-            Method::ShouldRateLimit => self.should_rate_limit(request, context),
+            Method::ShouldRateLimit => self.should_rate_limit(request, context, input),
             Method::Stream => {
-                let stream = ResponseStream::new(Arc::clone(&self.checker), request.into_body(), leaving.subscribe());
+                let frames = Messages::new(request.into_body(), Arc::clone(input));
+                let stream = ResponseStream::new(Arc::clone(&self.checker), frames, leaving.subscribe());
                 Decided::Now(Response::Stream(Box::new(stream)))
             }
             Method::Batch => {
-                let frame = stream::batch(Arc::clone(&self.checker), request.into_body());
+                let frame = stream::batch(Arc::clone(&self.checker), request.into_body(), Arc::clone(input));
                 let response = frame.map_ok(|data| Response::Message { data, metadata: None });
                 Decided::Later(Box::pin(response.map(into_response)))
             }
-            Method::StreamQuotas => Decided::Now(Response::Messages(self.quotas.start(request, leaving.subscribe()))),
+            Method::StreamQuotas => {
+                let messages = self.quotas.start(request, leaving.subscribe(), Arc::clone(input));
+                Decided::Now(Response::Messages(messages))
+            }
         }
     }
 
@@ -124,7 +132,12 @@ impl Handler {
     ///
     /// A call that waits has its future in a box: hundreds of futures wait while Redis decides, and each should still be
     /// in the processor's caches when its reply arrives.
-    fn should_rate_limit(&self, request: Request<RequestBody>, context: &mut Context<'_>) -> Decided {
+    fn should_rate_limit(
+        &self,
+        request: Request<RequestBody>,
+        context: &mut Context<'_>,
+        input: &Arc<Input>,
+    ) -> Decided {
         let span = self.checker.span_of(request.headers());
         let feedback = match feedback::read_metadata(request.headers()) {
             Ok(feedback) => feedback,
@@ -138,25 +151,30 @@ impl Handler {
             Poll::Ready(None) | Poll::Pending => Bytes::new(),
         };
         let max = self.checker.limits().max_message_bytes;
+        if body.is_complete() {
+            body.release(received.len());
+        }
         if self.checker.never_waits() && body.is_complete() {
             let response = message::unframe(&received, max)
                 .and_then(|message| Checker::finish(self.checker.respond(&message, feedback, span)));
             return Decided::Now(into_response(response));
         }
-        let checker = Arc::clone(&self.checker);
+        let (checker, input) = (Arc::clone(&self.checker), Arc::clone(input));
         Decided::Later(Box::pin(async move {
             let response = async {
-                let message = message::receive(received, &mut body, max).await?;
-                checker.respond(&message, feedback, span).await
+                let received = message::receive(received, &mut body, max, &input).await?;
+                checker.respond(&received.message, feedback, span).await
             };
             into_response(response.await)
         }))
     }
 
-    fn call_other(&self, request: Request<RequestBody>) -> Decided {
+    fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Decided {
         let mut tonic_services = self.tonic_services.clone();
+        let memory = input.message();
         Decided::Later(Box::pin(async move {
-            match tonic_services.call(request.map(tonic::body::Body::new)).await {
+            let request = request.map(|body| tonic::body::Body::new(TonicBody::new(body, memory)));
+            match tonic_services.call(request).await {
                 Ok(response) => Response::Tonic(Box::new(response)),
                 Err(never) => match never {},
             }

@@ -24,6 +24,7 @@ use super::{
     RequestError,
     checker::Checker,
     exact, feedback,
+    input::Input,
     message::{self, Messages, PREFIX},
     request_body::RequestBody,
 };
@@ -31,6 +32,12 @@ use crate::engine::{Feedback, Verdict};
 
 /// Maximum number of checks of one stream or batch that are decided at the same time.
 const MAX_IN_FLIGHT: usize = 4096;
+/// Size in bytes of the requests that are decided at the same time above which no further one is started.
+const MAX_IN_FLIGHT_BYTES: usize = 1 << 20;
+/// Maximum number of checks in a frame. A frame of 4 MiB could have two million empty ones.
+const MAX_CHECKS: usize = 65_536;
+/// Size in bytes above which a frame is not kept for the few requests in it that wait for the store.
+const LARGE_FRAME_BYTES: usize = 64 * 1024;
 /// Size at which a frame of responses is sent even if more responses are ready, so that the caller can begin to read.
 const FLUSH_BYTES: usize = 4 * 1024;
 /// Initial capacity for responses in bytes.
@@ -47,12 +54,18 @@ struct Check {
 
 impl Check {
     /// Reads the `checks` of a `CheckFrame`.
-    fn read_all(frame: &Bytes) -> Result<Vec<Self>, Malformed> {
+    fn read_all(frame: &Bytes) -> Result<Vec<Self>, RequestError> {
+        let malformed = |error: Malformed| RequestError::malformed(format!("invalid CheckFrame: {error}"));
         let mut checks = Vec::new();
         for field in Fields::new(frame) {
-            if let (1, value) = field? {
-                checks.push(Self::read(frame, value.message()?)?);
+            let (1, value) = field.map_err(malformed)? else {
+                continue;
+            };
+            if checks.len() == MAX_CHECKS {
+                return Err(RequestError::invalid(format!("a CheckFrame has more than {MAX_CHECKS} checks")));
             }
+            let check = value.message().and_then(|fields| Self::read(frame, fields));
+            checks.push(check.map_err(malformed)?);
         }
         Ok(checks)
     }
@@ -64,7 +77,8 @@ impl Check {
             match field? {
                 (1, value) => check.id = value.number()?,
                 (2, value) => check.request = frame.slice_ref(value.bytes()?),
-                (3, value) => check.traceparent = value.text()?.to_owned(),
+                // Whoever the caller forwards it for can send anything.
+                (3, value) => check.traceparent = value.text().unwrap_or_default().to_owned(),
                 (4, value) if check.feedback.len() < feedback::MAX_FEEDBACK => {
                     check.feedback.push(feedback::read_message(value.message()?)?);
                 }
@@ -75,7 +89,8 @@ impl Check {
     }
 }
 
-type Done = (u64, Result<Verdict, RequestError>);
+/// The id of a check, the size of its request, and its outcome.
+type Done = (u64, usize, Result<Verdict, RequestError>);
 
 /// A check that is being decided.
 type Deciding = ReusableBoxFuture<'static, Done>;
@@ -86,6 +101,10 @@ struct CheckQueue {
     /// The checks of the last frame that have not been started.
     checks: vec::IntoIter<Check>,
     pending: FuturesUnordered<Deciding>,
+    /// Size of the requests of the checks that are being decided.
+    pending_bytes: usize,
+    /// Whether the last frame is too large to be kept.
+    is_large: bool,
     /// The allocation of a finished check, reused for the next one.
     spare: Option<Deciding>,
     /// Encoded responses after space for the prefix, or empty.
@@ -95,30 +114,31 @@ struct CheckQueue {
 impl CheckQueue {
     fn new(checker: Arc<Checker>) -> Self {
         let (checks, pending) = (Vec::new().into_iter(), FuturesUnordered::new());
-        Self { checker, checks, pending, spare: None, responses: Vec::new() }
+        Self { checker, checks, pending, pending_bytes: 0, is_large: false, spare: None, responses: Vec::new() }
     }
 
     fn add_frame(&mut self, frame: &Bytes) -> Result<(), RequestError> {
-        let checks = Check::read_all(frame);
-        let checks = checks.map_err(|error| RequestError::invalid(format!("invalid CheckFrame: {error}")))?;
-        self.checks = checks.into_iter();
+        self.checks = Check::read_all(frame)?.into_iter();
+        self.is_large = frame.len() > LARGE_FRAME_BYTES;
         Ok(())
     }
 
     /// Starts waiting checks and collects finished ones, until the responses have `max_bytes`.
     fn advance(&mut self, context: &mut Context<'_>, max_bytes: usize) {
-        while self.pending.len() < MAX_IN_FLIGHT && self.responses.len() < max_bytes {
+        while self.has_room() && self.responses.len() < max_bytes {
             let Some(Check { id, request, traceparent, feedback }) = self.checks.next() else {
                 break;
             };
+            let request_bytes = request.len();
             let span = self.checker.span(&traceparent);
             if self.checker.never_waits() {
                 let outcome = Checker::finish(self.checker.decide(request, feedback, span));
-                self.add(&(id, outcome));
+                self.add(&(id, request_bytes, outcome));
                 continue;
             }
+            let request = if self.is_large { Bytes::copy_from_slice(&request) } else { request };
             let checker = Arc::clone(&self.checker);
-            let deciding = async move { (id, checker.decide(request, feedback, span).await) };
+            let deciding = async move { (id, request_bytes, checker.decide(request, feedback, span).await) };
             let mut deciding = match self.spare.take() {
                 Some(mut spare) => {
                     spare.set(deciding);
@@ -132,22 +152,36 @@ impl CheckQueue {
                     self.add(&done);
                     self.spare = Some(deciding);
                 }
-                Poll::Pending => self.pending.push(deciding),
+                Poll::Pending => {
+                    self.pending_bytes += request_bytes;
+                    self.pending.push(deciding);
+                }
             }
         }
         while self.responses.len() < max_bytes {
             match Pin::new(&mut self.pending).poll_next(context) {
-                Poll::Ready(Some(done)) => self.add(&done),
+                Poll::Ready(Some(done)) => {
+                    self.pending_bytes -= done.1;
+                    self.add(&done);
+                }
                 Poll::Ready(None) | Poll::Pending => break,
             }
         }
+    }
+
+    /// Returns whether a further check may be started.
+    fn has_room(&self) -> bool {
+        self.pending.len() < MAX_IN_FLIGHT && self.pending_bytes < MAX_IN_FLIGHT_BYTES
     }
 
     fn is_done(&self) -> bool {
         self.pending.is_empty() && self.checks.as_slice().is_empty()
     }
 
-    fn add(&mut self, (id, outcome): &Done) {
+    fn add(&mut self, (id, _, outcome): &Done) {
+        if let Err(error) = outcome {
+            self.checker.errors().record(error);
+        }
         self.reserve_prefix();
         exact::encode(*id, outcome, self.checker.response(), &mut self.responses);
     }
@@ -167,10 +201,14 @@ impl CheckQueue {
 }
 
 /// Decides one frame of checks, and returns all responses in one frame with its prefix.
-pub(super) async fn batch(checker: Arc<Checker>, mut body: RequestBody) -> Result<Bytes, RequestError> {
-    let frame = message::receive(Bytes::new(), &mut body, checker.limits().max_frame_bytes).await?;
+pub(super) async fn batch(
+    checker: Arc<Checker>,
+    mut body: RequestBody,
+    input: Arc<Input>,
+) -> Result<Bytes, RequestError> {
+    let received = message::receive(Bytes::new(), &mut body, checker.limits().max_frame_bytes, &input).await?;
     let mut queue = CheckQueue::new(checker);
-    queue.add_frame(&frame)?;
+    queue.add_frame(&received.message)?;
     queue.reserve_prefix();
     poll_fn(|context| {
         loop {
@@ -204,12 +242,11 @@ pub(super) struct ResponseStream {
 
 impl ResponseStream {
     /// Creates the response to a stream of frames. When `leaving` is true, no further frames are read.
-    pub(super) fn new(checker: Arc<Checker>, body: RequestBody, mut leaving: watch::Receiver<bool>) -> Self {
+    pub(super) fn new(checker: Arc<Checker>, frames: Messages, mut leaving: watch::Receiver<bool>) -> Self {
         let leaving = Box::pin(async move {
             let _ = leaving.wait_for(|leaving| *leaving).await;
         });
-        let (queue, frames) = (CheckQueue::new(checker), Some(Messages::new(body)));
-        Self { queue, frames, was_full: false, leaving, end: Ok(()) }
+        Self { queue: CheckQueue::new(checker), frames: Some(frames), was_full: false, leaving, end: Ok(()) }
     }
 
     /// Returns the next frame of responses. The last frame contains the trailers.
@@ -253,6 +290,9 @@ impl ResponseStream {
 
     /// Reads no more checks. Started checks are still decided and answered.
     fn stop(&mut self, end: Result<(), RequestError>) {
+        if let Err(error) = &end {
+            self.queue.checker.errors().record(error);
+        }
         self.end = end;
         self.frames = None;
         self.queue.checks = Vec::new().into_iter();

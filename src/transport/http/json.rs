@@ -1,6 +1,9 @@
 //! `/json`: decides a request in proto3 JSON.
 
-use std::sync::{Arc, LazyLock};
+use std::{
+    borrow::Cow,
+    sync::{Arc, LazyLock},
+};
 
 use axum::{
     body::Bytes,
@@ -15,8 +18,15 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
 use sluicegate_proto::FILE_DESCRIPTOR_SET;
 
-use super::Handlers;
-use crate::{engine::Code, service::CheckError, transport::grpc};
+use super::{
+    Handlers,
+    json_text::{bytes_of, has_too_many_values, repair},
+};
+use crate::{
+    engine::Code,
+    service::CheckError,
+    transport::grpc::{self, RequestError},
+};
 
 /// The descriptors of the request and the response. Never `None`: the descriptor set is embedded in the program.
 static MESSAGES: LazyLock<Option<(MessageDescriptor, MessageDescriptor)>> = LazyLock::new(|| {
@@ -32,15 +42,19 @@ static MESSAGES: LazyLock<Option<(MessageDescriptor, MessageDescriptor)>> = Lazy
 pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) -> Response {
     let message = match transcode(&body) {
         Ok(message) => message,
-        Err(error) => return error_response(StatusCode::BAD_REQUEST, &error),
+        Err(error) => return reject(&handlers, &RequestError::malformed(error)),
     };
+    drop(body);
     let request = match grpc::decode(&message, &handlers.limits) {
         Ok(request) => request,
-        Err(error) => return error_response(StatusCode::BAD_REQUEST, &error.message),
+        Err(error) => return reject(&handlers, &error),
     };
     let verdict = match handlers.check.check(&request).await {
         Ok(verdict) => verdict,
-        Err(error) => return error_response(code(&error), &crate::errors::chain(&error)),
+        Err(error) => {
+            handlers.errors.record(&error.into());
+            return error_response(code(&error), &crate::errors::chain(&error));
+        }
     };
     let code = match verdict.overall {
         Code::Ok => StatusCode::OK,
@@ -61,6 +75,12 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
     }
 }
 
+/// Counts the error of a caller, and returns the response to it.
+fn reject(handlers: &Handlers, error: &RequestError) -> Response {
+    handlers.errors.record(error);
+    error_response(StatusCode::BAD_REQUEST, &error.message)
+}
+
 fn code(error: &CheckError) -> StatusCode {
     match error {
         CheckError::NoDomain | CheckError::NoDescriptors => StatusCode::BAD_REQUEST,
@@ -72,7 +92,26 @@ fn error_response(code: StatusCode, message: &str) -> Response {
     (code, format!("{message}\n")).into_response()
 }
 
+/// Returns the encoded request, with texts that can be decoded.
 fn transcode(body: &[u8]) -> Result<Vec<u8>, String> {
+    if has_too_many_values(body) {
+        return Err("the body has more values than any valid request".into());
+    }
+    let error = match read(body) {
+        Ok(message) => return grpc::readable(&message).map(Cow::into_owned).map_err(|error| error.to_string()),
+        Err(error) => error,
+    };
+    match read(repair(body).as_bytes()) {
+        Ok(message) => {
+            let text = |text: &[u8]| grpc::text_of(&bytes_of(text)).into_owned();
+            grpc::rewritten(&message, &text).map_err(|error| error.to_string())
+        }
+        // The error about the caller's own text has the right position.
+        Err(_) => Err(error),
+    }
+}
+
+fn read(body: &[u8]) -> Result<Vec<u8>, String> {
     let Some((descriptor, _)) = &*MESSAGES else {
         return Err("JSON is not available".into());
     };

@@ -1,6 +1,7 @@
 //! HTTP: `/json`, metrics, health, the console and the other pages. `Pages::router` lists all routes.
 
 mod json;
+mod json_text;
 mod resources;
 
 use std::{
@@ -29,7 +30,7 @@ use tokio::{sync::watch, task::JoinSet};
 
 use super::{
     console::Console,
-    grpc::{Limits, ResponseSettings},
+    grpc::{CallerErrors, Limits, ResponseSettings},
     http_server::{Connection, HttpServer},
 };
 use crate::{
@@ -139,6 +140,8 @@ impl Server {
 pub struct Handlers {
     /// Decides requests to `/json`.
     pub check: Check,
+    /// Counts the errors of callers of `/json`.
+    pub errors: Arc<CallerErrors>,
     /// Limits on a request, the same as for gRPC.
     pub limits: Limits,
     /// Settings for responses.

@@ -1,0 +1,96 @@
+//! [`Input`]: the memory that one connection holds for unfinished messages, unread responses and open streams.
+
+use std::{
+    sync::OnceLock,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use super::Limits;
+use crate::budget::{Budget, Exhausted, Reservation};
+
+/// Memory of a call that waits, besides its message, in bytes: its stream in h2, its future and its headers.
+pub(super) const CALL_BYTES: usize = 4 * 1024;
+/// Time without further bytes after which an unfinished message is dropped.
+pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum size of all messages of a call to one of tonic's services.
+pub(super) const TONIC_BODY_BYTES: usize = 256 * 1024;
+/// Maximum memory of the messages of a connection. Larger if one message needs more.
+const CONNECTION_BYTES: usize = 16 << 20;
+/// Maximum number of open streams of a connection.
+const MAX_STREAMS: usize = 256;
+
+/// The budgets of all gRPC connections.
+#[derive(Clone)]
+pub(super) struct Budgets {
+    pub(super) messages: Budget,
+    pub(super) streams: Budget,
+    /// Maximum memory of the messages of one connection.
+    connection_bytes: usize,
+}
+
+impl Budgets {
+    pub(super) fn new(messages: Budget, streams: Budget, limits: &Limits) -> Self {
+        let largest = limits.max_message_bytes.max(limits.max_frame_bytes);
+        let connection_bytes = CONNECTION_BYTES.max(2 * largest + CALL_BYTES).min(messages.max_bytes());
+        Self { messages, streams, connection_bytes }
+    }
+}
+
+/// The shares of a connection in the budgets of all. Most connections have only complete messages, and need none.
+pub(super) struct Input {
+    budgets: Budgets,
+    messages: OnceLock<Budget>,
+    streams: OnceLock<Budget>,
+}
+
+impl Input {
+    pub(super) const fn new(budgets: Budgets) -> Self {
+        Self { budgets, messages: OnceLock::new(), streams: OnceLock::new() }
+    }
+
+    /// Creates a reservation for a message or a response.
+    pub(super) fn message(&self) -> Reservation {
+        let Budgets { messages, connection_bytes, .. } = &self.budgets;
+        self.messages.get_or_init(|| messages.share("connection", *connection_bytes)).reservation()
+    }
+
+    /// Reserves the memory of a call that may last, such as a stream.
+    pub(super) fn stream(&self) -> Hold {
+        let streams = &self.budgets.streams;
+        let share = || streams.share("streams of a connection", MAX_STREAMS * CALL_BYTES);
+        Hold { memory: self.streams.get_or_init(share).reservation(), bytes: CALL_BYTES }
+    }
+
+    /// Reserves the memory of a response that waits for its caller.
+    pub(super) fn response(&self, bytes: usize) -> Hold {
+        Hold { memory: self.message(), bytes: CALL_BYTES + bytes }
+    }
+}
+
+/// The memory of something that is there already, and is to be dropped if others need the memory.
+pub(super) struct Hold {
+    memory: Reservation,
+    /// The size to reserve.
+    bytes: usize,
+}
+
+impl Hold {
+    /// Adds bytes to those that are to be reserved.
+    pub(super) fn add(&mut self, bytes: usize) {
+        self.bytes += bytes;
+    }
+
+    /// Reserves the memory, and completes if it is to be freed.
+    pub(super) fn poll_end(&mut self, context: &Context<'_>) -> Poll<Exhausted> {
+        let more = self.bytes.saturating_sub(self.memory.bytes());
+        if more == 0 {
+            return self.memory.poll_evicted(context);
+        }
+        // The memory is in use while another holder is evicted for it.
+        match self.memory.poll_grow(more, context) {
+            Poll::Ready(Err(error)) => Poll::Ready(error),
+            Poll::Ready(Ok(())) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
