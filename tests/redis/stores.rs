@@ -16,7 +16,7 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{self, AnyStore, Charge, Hit, Local, Memory, Redis, Store, StoreError, local, memory, redis},
+    store::{self, AnyStore, Charge, Hit, Local, Memory, Redis, Store, local, memory, redis},
 };
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
@@ -231,14 +231,18 @@ async fn counters_that_exceed_their_sum_are_invalid() {
             .unwrap()
             .map(|made| made.decision.used)
     };
-    for used in 1..=3 {
-        assert_eq!(take(0).await.ok(), Some(used));
-    }
-    assert_eq!(take(10).await.ok(), Some(4));
-    // The sum of 4 becomes 2: less than the former counter of 3, which is the oldest at 60 s.
+    let begin = async || {
+        server.cli(&["del", key]);
+        for used in 1..=3 {
+            assert_eq!(take(0).await.ok(), Some(used));
+        }
+        assert_eq!(take(10).await.ok(), Some(4));
+    };
+    begin().await;
+    // The sum of 4 becomes 2: less than the former counter of 3, which is the oldest at 60 s. Such a state is replaced.
     server.cli(&["setrange", key, "12", "\u{2}"]);
-    assert_eq!(take(60).await.ok(), None);
-    server.cli(&["setrange", key, "12", "\u{4}"]);
+    assert_eq!(take(60).await.ok(), Some(1));
+    begin().await;
     assert_eq!(take(60).await.ok(), Some(5));
     // A sum that does not fit is computed from the counters.
     for offset in ["12", "13", "14", "15"] {
@@ -283,10 +287,10 @@ async fn keys_of_short_limits_do_not_fill_redis() {
     assert!(rates.iter().all(|name| tested.contains(name)), "{tested:?}");
 }
 
-/// If the key of a counter contains a foreign value, its own hit fails or is decided as for an exhausted or a new
-/// counter. Other hits in the same call are decided normally.
+/// If the key of a counter contains a foreign value without expiry, the first hit replaces it by a state that expires.
+/// Other hits in the same call are decided normally.
 #[tokio::test]
-async fn an_invalid_value_affects_only_its_own_counter() {
+async fn a_foreign_value_is_replaced_by_the_first_hit() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_secs(300)).await;
     let spec = LimitSpec {
@@ -296,28 +300,65 @@ async fn an_invalid_value_affects_only_its_own_counter() {
         ..LimitSpec::default()
     };
     let now = Micros::from_secs(1_763_672_430);
+    let (long, digits) = ("nonsense".repeat(90), "9".repeat(30));
+    let foreign: [&[&str]; 13] = [
+        &["set", "0"],
+        &["set", "-1"],
+        &["set", "1.5"],
+        &["set", "9223372036854775807"],
+        &["set", &digits],
+        &["set", "nonsense"],
+        &["set", "nonsense of 20 bytes"],
+        &["set", &long[..72]],
+        &["set", &long],
+        &["rpush", "a", "b"],
+        &["hset", "a", "b"],
+        &["zadd", "1", "a"],
+        &["xadd", "*", "a", "b"],
+    ];
     for kind in Algorithm::KINDS {
         let warm_up = spec.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
         let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.keywords.contains(&"shares"));
-        let built = (kind.build)(&LimitSpec { warm_up, classes, ..spec });
-        // Utilization reports are not a limit.
-        let algorithm = built.unwrap_or_else(|_| UtilizationReports::new(Micros::from_secs(10)).into());
-        for write in
-            [&["set", "0"][..], &["set", "nonsense"], &["set", &"nonsense".repeat(9)], &["rpush", "0"], &["set", "-1"]]
-        {
-            let key = format!("{{spoiled}}{}", kind.name);
-            server.cli(&["del", &format!("sluicegate:{key}")]);
-            server.cli(&[write[0], &format!("sluicegate:{key}"), write[1]]);
-            let hit = |key| Hit::take(key, &algorithm, 1);
-            for charge in [Charge::Each, Charge::All] {
-                let (spoiled, fine) = ([hit(key.as_bytes())], [hit(b"{fine}")]);
-                let (one, other) =
+        for count_denied in [None, Some(false)] {
+            let built = (kind.build)(&LimitSpec { warm_up, classes, count_denied, ..spec });
+            // Utilization reports are not a limit.
+            let algorithm = built.unwrap_or_else(|_| UtilizationReports::new(Micros::from_secs(10)).into());
+            for (write, charge) in foreign.iter().flat_map(|write| [(write, Charge::Each), (write, Charge::All)]) {
+                let what = format!("{}, {write:?}, {charge:?}, {count_denied:?}", kind.name);
+                let (key, other) = (format!("{{spoiled}}{}", kind.name), format!("{{spoiled}}{} 2", kind.name));
+                let name = format!("sluicegate:{key}");
+                server.cli(&["del", &name, &format!("sluicegate:{other}"), "sluicegate:{fine}"]);
+                server.cli(&[&[write[0], &name], &write[1..]].concat());
+                let hit = |key| Hit::take(key, &algorithm, 1);
+                let spoiled = [hit(other.as_bytes()), hit(key.as_bytes())];
+                let fine = [hit(b"{fine}")];
+                let (one, fine) =
                     tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
-                assert!(matches!(one[..], [Ok(_) | Err(StoreError::Rejected)]), "{}, {write:?}: {one:?}", kind.name);
-                assert!(other[0].is_ok(), "{}, {write:?}: {other:?}", kind.name);
+                assert!(one.iter().chain(&fine).all(Result::is_ok), "{what}: {one:?} {fine:?}");
+                // A value that looks like a used-up counter can deny.
+                let lifetime: i64 = server.cli(&["pttl", &name]).parse().unwrap();
+                let was_foreign = write[0] != "set";
+                assert!(lifetime > 0 || lifetime == -2 && !was_foreign, "{what}: {lifetime} ms, {one:?}");
             }
-            server.cli(&["del", "sluicegate:{fine}"]);
         }
+    }
+}
+
+/// A peek and a refund do not fail either, and an operator sees that there was such a value.
+#[tokio::test]
+async fn every_action_on_a_foreign_value_is_decided_and_reported() {
+    let server = RedisServer::start();
+    let redis = connect(&server.url(), Duration::from_secs(300)).await;
+    let algorithm = window(10, 60);
+    let now = Micros::from_secs(1_763_672_430);
+    for action in [Action::Peek, Action::Refund, Action::RollBack(now), Action::Take] {
+        server.cli(&["del", "sluicegate:{a}"]);
+        server.cli(&["rpush", "sluicegate:{a}", "foreign"]);
+        let hit = Hit { action, ..Hit::take(b"{a}", &algorithm, 1) };
+        let decision = unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await)[0];
+        let used = u64::from(action == Action::Take);
+        assert_eq!((decision.allowed, decision.used), (true, used), "{action:?}");
+        assert_ne!(server.cli(&["pttl", "sluicegate:{a}"]), "-1", "{action:?}");
     }
 }
 

@@ -154,7 +154,7 @@ impl Batcher {
     }
 
     fn report_invalid_states(&self, steps: &[Step]) {
-        if steps.iter().any(|step| step.outcome == Outcome::InvalidState) {
+        if steps.iter().any(|step| step.is_repaired || step.outcome == Outcome::InvalidState) {
             self.node.report_invalid_state();
         }
     }

@@ -34,7 +34,8 @@ if hits == 0 then
 end
 -- The reply, the number of decided hits, and the position of the next record.
 local reply, decided, at = {now, ''}, 0, 1
--- One letter per hit, created at the first hit that is not allowed. Allowed hits have 'y'.
+-- One letter per hit, created at the first hit that is not allowed. Allowed hits have 'y'. The letters of hits whose
+-- keys were repaired are capitals.
 local outcomes
 local function set_outcome(i, letter)
   if not outcomes then
@@ -48,6 +49,15 @@ end
 -- The number of hits of the current group that are not decided yet, and whether the whole group is denied.
 local group_remaining, group_denied = 0, false
 
+-- The hits whose keys contained a value that no script has written; nil if there is none.
+local repaired
+-- Removes such a value, so that the counter is a new one. It may have no expiry, and would stay for ever.
+local function repair(i)
+  repaired = repaired or {}
+  repaired[i] = true
+  call('DEL', keys[key_offset + i])
+end
+
 -- Begins a group of hits that are charged together, and peeks at all of them: the takes of a group are executed only if
 -- all binding hits are allowed and all keys are on this server. Redis executes no other call in between, so the results
 -- of the peeks are still valid for the takes.
@@ -58,6 +68,10 @@ local function begin_group(group_size)
     local script, action, length = byte(records, peek_at, peek_at + 2)
     local ok, allowed = pcall(step, script % LEADER, keys[key_offset + i], PEEK, peek_at)
     -- If pcall fails, its second result is the error.
+    if not ok and is_invalid_state(error_message(allowed)) then
+      repair(i)
+      ok, allowed = pcall(step, script % LEADER, keys[key_offset + i], PEEK, peek_at)
+    end
     if not ok and (action >= BINDING or not is_invalid_state(error_message(allowed))) then
       error(allowed, 0)
     elseif action >= BINDING and allowed == 0 then
@@ -90,7 +104,9 @@ local function decide()
     local allowed, state = step(script, keys[key_offset + i], action, at)
     now = reply[1]
     reply[i + 2] = state
-    if allowed == 0 then
+    if repaired and repaired[i] then
+      set_outcome(i, allowed == 0 and 'N' or 'Y')
+    elseif allowed == 0 then
       set_outcome(i, 'n')
     end
     decided, at, group_remaining = i, at + length, max(group_remaining - 1, 0)
@@ -100,15 +116,20 @@ end
 while decided < hits do
   local ok, failure = pcall(decide)
   if not ok then
-    local message = error_message(failure)
-    local letter = is_invalid_state(message) and 's' or is_non_local(message) and 'e' or is_undeclared(message) and 'u'
-    if not letter then
-      return redis.error_reply(message)
-    end
-    decided, at, group_remaining = decided + 1, at + byte(records, at + 2), max(group_remaining - 1, 0)
     now = reply[1]
-    reply[decided + 2] = 0
-    set_outcome(decided, letter)
+    local message = error_message(failure)
+    local is_invalid = is_invalid_state(message)
+    if is_invalid and not (repaired and repaired[decided + 1]) then
+      repair(decided + 1)
+    else
+      local letter = is_invalid and 's' or is_non_local(message) and 'e' or is_undeclared(message) and 'u'
+      if not letter then
+        return redis.error_reply(message)
+      end
+      decided, at, group_remaining = decided + 1, at + byte(records, at + 2), max(group_remaining - 1, 0)
+      reply[decided + 2] = 0
+      set_outcome(decided, letter)
+    end
   end
 end
 if outcomes then

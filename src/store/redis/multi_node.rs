@@ -404,7 +404,11 @@ mod tests {
         let actions = |blocks_on_denial: bool, outcome: Outcome| {
             let take = Hit { blocks_on_denial, ..Hit::take(b"k", &algorithm, 1) };
             let hits = [take, Hit { action: Action::Refund, ..take }];
-            let steps = [outcome, Outcome::Allowed].map(|outcome| Step { outcome, state: State::default() });
+            let steps = [outcome, Outcome::Allowed].map(|outcome| Step {
+                outcome,
+                is_repaired: false,
+                state: State::default(),
+            });
             let results = to_group_results(&hits, steps.into_iter().collect(), Micros::ZERO);
             results.into_iter().map(|result| result.unwrap().action).collect::<Vec<_>>()
         };

@@ -24,7 +24,9 @@
 //! code explains states from memory and from Redis.
 //!
 //! A call can contain hits of several requests. Therefore a key with an invalid state (another client has written to
-//! it) fails only its own hit, with the outcome `s`. Any other error concerns the server and fails the whole call.
+//! it) concerns only its own hit: the value is removed, and the step runs again as for a new counter. Its letter is a
+//! capital then. Should it fail again, the hit has the outcome `s`. Any other error concerns the server and fails the
+//! whole call.
 
 use std::fmt::Write;
 
@@ -89,6 +91,8 @@ impl Call {
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) outcome: Outcome,
+    /// Whether the key contained other data than the counter's state, which were removed.
+    pub(super) is_repaired: bool,
     pub(super) state: State,
 }
 
@@ -107,8 +111,8 @@ pub(super) enum Outcome {
 impl Outcome {
     const fn from_letter(letter: u8) -> Option<Self> {
         Some(match letter {
-            b'y' => Self::Allowed,
-            b'n' => Self::Denied,
+            b'y' | b'Y' => Self::Allowed,
+            b'n' | b'N' => Self::Denied,
             b's' => Self::InvalidState,
             b'e' => Self::NonLocal,
             b'u' => Self::Undeclared,
@@ -259,10 +263,9 @@ impl ReplySteps<'_> {
             },
             _ => return None,
         };
-        let outcome =
-            self.outcomes.get(self.consumed).map_or(Some(Outcome::Allowed), |letter| Outcome::from_letter(*letter))?;
+        let letter = self.outcomes.get(self.consumed).copied().unwrap_or(b'y');
         self.consumed += 1;
-        Some(Step { outcome, state })
+        Some(Step { outcome: Outcome::from_letter(letter)?, is_repaired: letter.is_ascii_uppercase(), state })
     }
 }
 
