@@ -43,22 +43,25 @@ impl FixedWindow {
 
     /// Returns the number of the counted window, and the count.
     ///
-    /// If the clock steps back into an earlier window, hits continue to count in the later one, so that no caller gains
-    /// hits. A window further ahead was written by a wrong clock and is ignored, so that no caller is blocked by it.
+    /// If the clock steps back by up to [`CLOCK_SLACK`] into an earlier window, hits continue to count in the later one,
+    /// so that no caller gains hits. A window that begins later than that was written by a wrong clock and is ignored, so
+    /// that no caller is blocked by it.
     fn current(&self, state: &State, now: Micros) -> (u64, u64) {
         let number = now.get() / self.window.get();
+        let elapsed = now.get() - number * self.window.get();
         let value = state.number::<8>(0).unwrap_or_default();
         let (tag, count) = (value / COUNT_RANGE, value % COUNT_RANGE);
         if tag == 0 || tag > WINDOW_TAGS {
             return (number, 0);
         }
         let ahead = (tag - 1 + WINDOW_TAGS - number % WINDOW_TAGS) % WINDOW_TAGS;
-        if ahead <= self.max_windows_ahead() { (number + ahead, count) } else { (number, 0) }
+        let begins_soon = ahead.saturating_mul(self.window.get()) <= self.slack() + elapsed;
+        if begins_soon { (number + ahead, count) } else { (number, 0) }
     }
 
-    /// Returns the number of windows by which the stored window may be ahead of the clock.
-    fn max_windows_ahead(&self) -> u64 {
-        CLOCK_SLACK.get().div_ceil(self.window.get()).min(WINDOW_TAGS / 2)
+    /// Returns the time within which the stored window must begin.
+    fn slack(&self) -> u64 {
+        CLOCK_SLACK.get().min(self.window.get().saturating_mul(WINDOW_TAGS / 2))
     }
 }
 
@@ -67,7 +70,7 @@ impl Limiter for FixedWindow {
     const KEYWORDS: &'static [&'static str] = &[];
     const TAG: &'static str = "fw";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "max_windows_ahead", "count_denied"];
+    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "slack", "count_denied"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         // The default is that of envoyproxy/ratelimit.
@@ -85,7 +88,7 @@ impl Limiter for FixedWindow {
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, denied) = (self.max_hits.ceiling(), self.count_denied.into());
-        smallvec![operation.cost.min(MAX_COUNT), ceiling, self.window.get(), self.max_windows_ahead(), denied]
+        smallvec![operation.cost.min(MAX_COUNT), ceiling, self.window.get(), self.slack(), denied]
     }
 
     /// Returns the length of the window: the integer in the state does not contain it.

@@ -12,7 +12,7 @@ else
 end
 local count = value % COUNT_RANGE
 local tag = (value - count) / COUNT_RANGE
-local is_current = tag >= 1 and tag <= WINDOW_TAGS and (tag - 1 - number) % WINDOW_TAGS <= max_windows_ahead
+local is_current = tag >= 1 and tag <= WINDOW_TAGS and (tag - 1 - number) % WINDOW_TAGS * window <= slack + elapsed
 if action == TAKE then
   if is_current and count_denied == 1 then
     if count > MAX_COUNT then

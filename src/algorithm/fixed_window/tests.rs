@@ -54,6 +54,33 @@ fn a_backward_clock_step_neither_grants_hits_nor_blocks_callers() {
     assert!(apply(limiter, &mut ahead, operation(Action::Take, 1, 600)).allowed);
 }
 
+/// An hour, half an hour after it began. A clock that was ahead has counted in a later hour.
+#[test]
+fn hits_of_a_clock_that_was_ahead_deny_nothing_after_the_correction() {
+    let limiter = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(3_600), true).unwrap();
+    let now = 7_200 + 1_800;
+    for ahead in [1_801, 3_600, 5_399, 5_400, 6_840, 86_400] {
+        let mut state = State::default();
+        assert!(apply(limiter, &mut state, operation(Action::Take, 1, now + ahead)).allowed);
+        let corrected = apply(limiter, &mut state, operation(Action::Take, 1, now));
+        assert_eq!((corrected.allowed, corrected.reset), (true, Micros::from_secs(1_800)), "{ahead} s ahead");
+    }
+}
+
+/// Within a minute before the stored window begins, its hits can be those of a clock that has stepped back a little.
+#[test]
+fn a_stored_window_counts_from_a_minute_before_it_begins() {
+    let limiter = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(3_600), true).unwrap();
+    for (now, is_counted) in [(7_139_999_999, false), (7_140_000_000, true), (7_199_999_999, true)] {
+        let mut state = State::default();
+        assert!(apply(limiter, &mut state, operation(Action::Take, 1, 7_200)).allowed);
+        let take = Operation { action: Action::Take, cost: 1, now: Micros::new(now) };
+        let decision = apply(limiter, &mut state, take);
+        assert_eq!(decision.allowed, !is_counted, "{now}");
+        assert!(decision.reset <= Micros::from_secs(3_660), "{now}: {decision:?}");
+    }
+}
+
 #[test]
 fn rejects_invalid_windows() {
     assert_eq!(FixedWindow::new(MaxHits::hard(1), Micros::ZERO, true), None);

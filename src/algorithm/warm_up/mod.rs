@@ -13,8 +13,7 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros,
-    Operation, State,
+    Action, Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros, Operation, State,
     drain_state::DrainState,
     drain_time::DrainTime,
     proportion,
@@ -79,6 +78,12 @@ impl WarmUp {
         (cost <= self.max_cost).then(|| self.rate.duration_of(self.burst.saturating_sub(cost)))
     }
 
+    /// Returns the debt of a full burst. It replaces a debt that a wrong clock has stored, so that the next hit is allowed
+    /// after its time in a steady stream.
+    fn full_debt(&self) -> Micros {
+        self.rate.duration_of(self.burst).ceil()
+    }
+
     fn read(&self, state: &State, now: Micros) -> WarmUpState {
         let (empty, max_debt) = (
             ExactDuration { micros: now.get(), fraction: 0 },
@@ -88,11 +93,10 @@ impl WarmUp {
         let Some((debt, cold)) = debt.zip(state.number::<4>(16)) else {
             return WarmUpState { paid_at: empty, cold: self.period.get(), changed: false };
         };
-        WarmUpState {
-            paid_at: debt.drained_at,
-            cold: (cold + debt.idle.get()).min(self.period.get()),
-            changed: debt.changed,
-        }
+        let is_of_wrong_clock = debt.changed && debt.drained_at.micros - now.get() >= self.max_debt.get();
+        let used_up = ExactDuration { micros: (now + self.full_debt()).get(), fraction: 0 };
+        let paid_at = if is_of_wrong_clock { used_up } else { debt.drained_at };
+        WarmUpState { paid_at, cold: (cold + debt.idle.get()).min(self.period.get()), changed: debt.changed }
     }
 }
 
@@ -109,8 +113,8 @@ impl Limiter for WarmUp {
         "allowed_debt",
         "allowed_debt_part",
         "period",
+        "full",
         "max_debt",
-        "slack",
         "mantissa",
         "exponent",
         "count_denied",
@@ -154,7 +158,7 @@ impl Limiter for WarmUp {
         let (charge, allowed_debt) = (self.charge(operation.cost), self.allowed_debt(operation.cost));
         let DrainTime { mantissa, exponent } = self.drain_time;
         let (possible, allowed_debt) = (allowed_debt.is_some().into(), allowed_debt.unwrap_or_default());
-        let (period, max_debt, slack) = (self.period.get(), self.max_debt.get(), CLOCK_SLACK.get());
+        let (period, full, max_debt) = (self.period.get(), self.full_debt().get(), self.max_debt.get());
         smallvec![
             charge.micros,
             charge.fraction,
@@ -163,8 +167,8 @@ impl Limiter for WarmUp {
             allowed_debt.micros,
             allowed_debt.fraction,
             period,
+            full,
             max_debt,
-            slack,
             mantissa.into(),
             exponent.into(),
             self.count_denied.into()

@@ -17,9 +17,11 @@ if value then
     -- The fraction is one of another limit.
     at, part = at + 1, 0
   end
-  if at - now > max_debt + slack then
-    -- A clock was wrong when this was written.
-    at, part, changed = now + max_debt, 0, true
+  -- A minute, as CLOCK_SLACK in Rust.
+  local slack = 60000000
+  if at - now > max_debt + slack or changed and at - now >= max_debt then
+    -- A clock was wrong when this was written: the burst is used up.
+    at, part, changed = now + full, 0, true
   end
 end
 local warmth = charge + (charge_part > 0 and 1 or 0)

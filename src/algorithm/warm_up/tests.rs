@@ -64,6 +64,23 @@ fn a_large_request_is_allowed_and_the_next_one_waits() {
     assert_eq!((never.allowed, never.retry_after), (false, None));
 }
 
+/// After the correction, a hit is allowed after its time in a steady stream, here 3 s, whatever the limit was before.
+#[test]
+fn a_clock_that_was_ahead_denies_for_one_hit_after_the_correction() {
+    let twenty_per_minute =
+        |burst| WarmUp::new(20, Micros::from_secs(60), burst, Micros::from_secs(30), false).unwrap();
+    for (before, after) in [(1, 1), (20, 20), (1, 20), (20, 1)] {
+        let (before, after) = (twenty_per_minute(before), twenty_per_minute(after));
+        let mut state = State::default();
+        for _ in 0..3 {
+            apply(before, &mut state, Action::Take, 20, 3_600_000);
+        }
+        let denied = apply(after, &mut state, Action::Take, 1, 0);
+        assert_eq!((denied.allowed, denied.retry_after), (false, Some(Micros::from_secs(3))), "{before:?} {after:?}");
+        assert!(apply(after, &mut state, Action::Peek, 1, 6_000).allowed);
+    }
+}
+
 #[test]
 fn rejects_invalid_parameters() {
     let (second, hour) = (Micros::from_secs(1), Micros::from_secs(3_600));
