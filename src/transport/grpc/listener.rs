@@ -1,13 +1,25 @@
 //! [`Listener`]: accepts connections on a TCP port or a Unix socket.
 
-use std::{fs, io, net::SocketAddr, path::PathBuf};
+use std::{
+    fs, io,
+    net::SocketAddr,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+};
 
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 
 /// A TCP port, or a Unix socket whose file is removed when the listener is dropped.
 pub(super) enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, PathBuf),
+    Unix(UnixListener, SocketFile),
+}
+
+/// The file of a Unix socket.
+pub(super) struct SocketFile {
+    path: PathBuf,
+    /// Device and inode, to recognize the file of another process with the same path.
+    inode: (u64, u64),
 }
 
 /// A connection that is registered with the runtime of this thread.
@@ -33,14 +45,16 @@ impl Listener {
         if connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
             fs::remove_file(&path)?;
         }
-        Ok(Self::Unix(UnixListener::bind(&path)?, path))
+        let listener = UnixListener::bind(&path)?;
+        let inode = inode(&path)?;
+        Ok(Self::Unix(listener, SocketFile { path, inode }))
     }
 
     /// Returns the address with the actual port, or the path, for log messages.
     pub(super) fn address(&self) -> io::Result<String> {
         match self {
             Self::Tcp(listener) => listener.local_addr().map(|addr| addr.to_string()),
-            Self::Unix(_, path) => Ok(path.display().to_string()),
+            Self::Unix(_, file) => Ok(file.path.display().to_string()),
         }
     }
 
@@ -54,11 +68,18 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Self::Unix(_, path) = self {
-            // It is fine if the file has been removed already.
+        if let Self::Unix(_, SocketFile { path, inode: own }) = self
+            && inode(path).is_ok_and(|current| current == *own)
+        {
             let _ = fs::remove_file(path);
         }
     }
+}
+
+/// Returns the device and the inode of a file.
+fn inode(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
 }
 
 impl Stream {
@@ -82,5 +103,24 @@ impl PassedStream {
             Self::Tcp(stream) => TcpStream::from_std(stream).map(Stream::Tcp),
             Self::Unix(stream) => UnixStream::from_std(stream).map(Stream::Unix),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn only_the_own_socket_file_is_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let first = Listener::unix(path.clone()).unwrap();
+        // Another process takes the name, for example after an operator has removed the file.
+        fs::remove_file(&path).unwrap();
+        let second = Listener::unix(path.clone()).unwrap();
+        drop(first);
+        assert!(path.exists(), "the socket of the second process");
+        drop(second);
+        assert!(!path.exists());
     }
 }
