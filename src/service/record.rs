@@ -83,7 +83,7 @@ pub struct Recorder {
     hash_key: Option<Vec<u8>>,
     sender: SyncSender<Message>,
     recorded: Counter,
-    skipped: Counter,
+    skipped: Arc<Counter>,
 }
 
 impl Recorder {
@@ -101,14 +101,16 @@ impl Recorder {
         let hash_key = settings.hash_key_file.as_deref().map(read_hash_key).transpose()?;
         let (sender, receiver) = sync_channel(QUEUE_CAPACITY);
         let writer = Writer::new(directory, settings.max_file_bytes, settings.max_total_bytes, now.get());
-        thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver))?;
+        let skipped = Arc::new(Counter::new(workers));
+        let lost = Arc::clone(&skipped);
+        thread::Builder::new().name("recorder".into()).spawn(move || write(writer, &receiver, &lost))?;
         Ok(Some(Arc::new(Self {
             max_hash: (settings.share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
             entity_keys: settings.entity_keys.clone(),
             hash_key,
             sender,
             recorded: Counter::new(workers),
-            skipped: Counter::new(workers),
+            skipped,
         })))
     }
 
@@ -170,18 +172,22 @@ impl Recorder {
         observe_counter(
             meter,
             "sluicegate_recording_skipped_requests_total",
-            "Number of sampled requests that were not recorded because the disk was too slow",
+            "Number of sampled requests that were not recorded because the disk was too slow or full",
             move || this.skipped.get(),
         );
     }
 }
 
-/// Writes messages until all senders are dropped.
-fn write(mut writer: Writer, receiver: &Receiver<Message>) {
-    let mut logged = false;
+/// Writes messages until all senders are dropped. Messages that could not be written are counted in `lost`.
+fn write(mut writer: Writer, receiver: &Receiver<Message>, lost: &Counter) {
+    // The messages that are buffered, and whether the last write has failed, which was logged.
+    let (mut buffered, mut has_failed) = (0, false);
     loop {
         let written = match receiver.recv_timeout(FLUSH_INTERVAL) {
-            Ok(Message::Request(message)) => writer.add(&message),
+            Ok(Message::Request(message)) => {
+                buffered += 1;
+                writer.add(&message)
+            }
             Ok(Message::Finish(sender)) => {
                 let written = writer.flush();
                 let _ = sender.send(());
@@ -193,14 +199,19 @@ fn write(mut writer: Writer, receiver: &Receiver<Message>) {
                 return;
             }
         };
-        match written {
-            Ok(()) => logged = false,
-            Err(error) if !logged => {
-                tracing::error!(%error, "cannot write recorded requests");
-                logged = true;
-            }
-            Err(_) => {}
+        if writer.has_buffered() || buffered == 0 {
+            continue;
         }
+        match written {
+            Ok(()) => has_failed = false,
+            Err(error) => {
+                lost.add(WorkerId(0), buffered);
+                if !std::mem::replace(&mut has_failed, true) {
+                    tracing::error!(%error, "cannot write recorded requests");
+                }
+            }
+        }
+        buffered = 0;
     }
 }
 
@@ -273,8 +284,10 @@ mod tests {
         }
         drop(sender);
         let log = TestLog::start();
-        write(writer, &receiver);
+        let lost = Counter::new(1);
+        write(writer, &receiver, &lost);
         let log = log.text();
+        assert_eq!(lost.get(), 3);
         assert_eq!(log.matches("cannot write recorded requests").count(), 1, "{log}");
     }
 }

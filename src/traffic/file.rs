@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, BufReader, Read, Write},
+    io::{self, BufReader, Read, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -91,12 +91,22 @@ impl Writer {
             }
         };
         if let Err(error) = file.write_all(&block) {
-            // A reader ignores an incomplete block only at the end of a file, so the next block begins another one.
-            self.file = None;
+            // A reader ignores an incomplete block only at the end of a file. If it cannot be removed, the next block
+            // begins another file. Otherwise a full disk would get an empty file with every block.
+            let is_removed = file.set_len(*written).and_then(|()| file.seek(SeekFrom::End(0))).is_ok();
+            if !is_removed {
+                self.file = None;
+            }
             return Err(error);
         }
         *written += block.len() as u64;
         self.remove_oldest_files()
+    }
+
+    /// Returns whether messages are buffered. After a failed write they are lost.
+    #[must_use]
+    pub fn has_buffered(&self) -> bool {
+        !self.buffer.is_empty()
     }
 
     /// Removes the oldest files until the total size is within the maximum.
