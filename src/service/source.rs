@@ -88,8 +88,16 @@ fn files(directory: &Path, filter: FileFilter) -> io::Result<Vec<PathBuf>> {
         let path = entry.path();
         let is_rule_file = filter == FileFilter::All
             || path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-        if is_rule_file && !hidden && path.is_file() {
-            paths.push(path);
+        if !is_rule_file || hidden {
+            continue;
+        }
+        match fs::metadata(&path) {
+            Ok(metadata) if metadata.is_file() => paths.push(path),
+            Ok(_) => {}
+            // A link to a file that does not exist.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            // Without this file, its rules would be gone.
+            Err(error) => return Err(error),
         }
     }
     paths.sort();
