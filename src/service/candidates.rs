@@ -64,6 +64,9 @@ pub enum CandidateError {
     /// The rule set cannot be read from the store or written to it.
     #[error("cannot access the stored rule set")]
     Store(#[from] OverrideStoreError),
+    /// The thread that compiles rules could not be started, or has ended early.
+    #[error("the compile thread has failed")]
+    Thread(#[source] std::io::Error),
     /// An override names a rule set that the store does not have. Contains its digest.
     #[error("the store does not have the rule set {0}")]
     MissingRuleSet(String),
@@ -168,7 +171,7 @@ impl Candidates {
             None => None,
         };
         let reloader = Arc::clone(&self.reloader);
-        let _ = run_on_compile_thread(move || reloader.promote(files)).await;
+        run_on_compile_thread(move || reloader.promote(files)).await.map_err(CandidateError::Thread)?;
         self.state().in_force = digest;
         Ok(())
     }
@@ -181,12 +184,13 @@ impl Candidates {
 
     /// Starts to evaluate the rules in the directory. Stops the evaluation if the directory has no rules.
     async fn start_directory(&self, directory: PathBuf) -> Result<(), CandidateError> {
-        if !directory.exists() {
+        // A directory that cannot be read ends no evaluation, a missing one does.
+        if directory.try_exists().is_ok_and(|exists| !exists) {
             self.reloader.set_candidate(None);
             return Ok(());
         }
         let read = run_on_compile_thread(move || Source::directory(directory).read()).await;
-        let files = read.map_err(|_| CandidateError::NoCandidate)??;
+        let files = read.map_err(CandidateError::Thread)??;
         if files.is_empty() {
             self.reloader.set_candidate(None);
             return Ok(());
@@ -197,7 +201,7 @@ impl Candidates {
     async fn start(&self, files: Vec<SourceFile>, share: f64) -> Result<(), CandidateError> {
         let options = self.reloader.options();
         let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
-        let (rules, _) = compiled.map_err(|_| CandidateError::NoCandidate)?.map_err(LoadError::Invalid)?;
+        let (rules, _) = compiled.map_err(CandidateError::Thread)?.map_err(LoadError::Invalid)?;
         let count = rules.rules().len();
         let candidate = Candidate::new(rules, share, self.clock.now(), self.workers, &self.resources);
         self.reloader.set_candidate(Some(candidate));
@@ -222,7 +226,7 @@ impl Candidates {
         let (digest, text) = serialize_rule_set(&files)?;
         let options = self.reloader.options();
         let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
-        let (_, warnings) = compiled.map_err(|_| CandidateError::NoCandidate)?.map_err(LoadError::Invalid)?;
+        let (_, warnings) = compiled.map_err(CandidateError::Thread)?.map_err(LoadError::Invalid)?;
         self.overrides.store().put_rule_set(&digest, &text).await?;
         self.set_slots(&[(RuleSetSlot::Candidate, Some(format!("{digest} {share}")))], info).await?;
         Ok(warnings)

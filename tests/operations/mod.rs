@@ -6,6 +6,8 @@ mod admin;
 mod cli;
 /// The API of the web console on the HTTP listener.
 mod console_api;
+/// The file of overrides: mounts, links, full disks, two processes, and lines that cannot be read.
+mod journal;
 /// Alerts, the dashboard, and a real Prometheus.
 mod monitoring;
 /// Traces and metrics exported to a collector.

@@ -3,6 +3,7 @@
 pub(crate) mod browser;
 pub(crate) mod certificates;
 pub(crate) mod control_plane;
+pub(crate) mod disk;
 pub(crate) mod envoy;
 pub(crate) mod http2_frames;
 mod known_fields;
@@ -25,6 +26,7 @@ use sluicegate::{algorithm::Decision, store::HitDecisions};
 use self::raw_client::{Descriptor, Request};
 pub(crate) use self::{
     browser::Browser,
+    disk::Disk,
     operator::Operator,
     proxy::{Fault, Proxy},
     redis::RedisServer,

@@ -146,6 +146,17 @@ impl Builder {
         self.wrapped_by(Command::new("unshare").arg("--mount"), &script)
     }
 
+    /// Makes a file a mount of its own, for this process alone, as `docker -v file:file` does. Its folder is read-only if
+    /// `is_folder_read_only` is set.
+    pub(crate) fn mounted_file(self, file: &Path, is_folder_read_only: bool) -> Self {
+        let (folder, file) = (file.parent().unwrap().display(), file.display());
+        let mut script = format!("mount --bind '{folder}' '{folder}' && mount --bind '{file}' '{file}'");
+        if is_folder_read_only {
+            script += &format!(" && mount -o remount,bind,ro '{folder}'");
+        }
+        self.wrapped_by(Command::new("unshare").arg("--mount"), &script)
+    }
+
     /// Starts the service in this network namespace.
     pub(crate) fn in_namespace(self, name: &str) -> Self {
         self.wrapped_by(Command::new("ip").args(["netns", "exec", name]), "true")

@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{ChangeError, MAX_AUTHOR_BYTES, MAX_REASON_BYTES};
+use super::{ChangeError, MAX_AUTHOR_BYTES, MAX_REASON_BYTES, MAX_VALUE_BYTES};
 use crate::{
     algorithm::Micros,
     engine::{Override, overrides::Target},
 };
+
+/// Maximum length of an override's text. In JSON, a byte can need six.
+const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REASON_BYTES) + 256;
 
 /// JSON format of an override. The store holds the target and the version beside this text.
 #[derive(Serialize, Deserialize)]
@@ -56,9 +59,18 @@ pub(super) fn write(entry: &Override) -> String {
 }
 
 /// Parses the text of an override. Returns `None` if this version of the service does not know the format or the
-/// target.
+/// target, or if the text is longer than that of an operator's override can be.
 pub(super) fn read(target: &str, version: u64, text: &str) -> Option<Override> {
+    if text.len() > MAX_TEXT_BYTES {
+        return None;
+    }
     let stored: StoredOverride = serde_json::from_str(text).ok()?;
+    let fits = stored.value.len() <= MAX_VALUE_BYTES
+        && stored.author.len() <= MAX_AUTHOR_BYTES
+        && stored.reason.len() <= MAX_REASON_BYTES;
+    if !fits {
+        return None;
+    }
     Some(Override {
         target: Target::parse(target).ok()?,
         value: stored.value.into(),

@@ -97,7 +97,8 @@ impl OverrideSync {
         let mut is_changed = false;
         for change in peer.changes.into_iter().filter(|change| change.version <= MAX_NUMBER) {
             // The lock must not be held while the journal is written.
-            let resolved = newer_part(&lock(journal), &state, change);
+            let readable = self.readable_part(&state, change);
+            let resolved = readable.and_then(|change| newer_part(&lock(journal), &state, change));
             if let Some(change) = resolved {
                 let (_, change) = self.write_journal(journal, &state, change).await.map_err(|error| match error {
                     ChangeError::Journal(error) => OverrideStoreError::Journal(error),
@@ -110,12 +111,12 @@ impl OverrideSync {
         }
         let overrides = peer.overrides.into_iter().filter(|(_, version, _)| *version <= MAX_NUMBER).collect();
         let newer = newer_overrides(&lock(journal), &state, overrides);
-        if !newer.is_empty() {
-            lock(journal).write_overrides(&newer)?;
-            for (target, version, text) in &newer {
-                self.insert(&mut state.overrides, target, *version, text);
-                state.cursor.version = state.cursor.version.max(*version);
-            }
+        let mut overrides = state.overrides.clone();
+        let newer = self.put_readable(&mut overrides, newer);
+        if let Some(version) = newer.iter().map(|(_, version, _)| *version).max() {
+            self.write_journal_overrides(journal, &state, newer).await?;
+            state.overrides = overrides;
+            state.cursor.version = state.cursor.version.max(version);
             is_changed = true;
         }
         if is_changed {

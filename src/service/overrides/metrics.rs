@@ -55,6 +55,17 @@ impl OverrideSync {
             },
         );
         let this = Arc::clone(self);
+        observe_gauge(
+            meter,
+            "sluicegate_overrides_read_only",
+            "1 while another process holds the override journal, so that overrides cannot be changed",
+            move || this.status().is_read_only.into(),
+        );
+        let this = Arc::clone(self);
+        observe_gauge(meter, "sluicegate_overrides_journal_bytes", "Length of the override journal", move || {
+            this.journal_bytes()
+        });
+        let this = Arc::clone(self);
         observe_counter(
             meter,
             "sluicegate_overrides_unreadable_total",

@@ -18,10 +18,12 @@
 mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod journal;
 mod merge;
 mod metrics;
 #[cfg(test)]
 mod model;
+mod readable;
 #[cfg(test)]
 mod redis_model;
 mod switch_file;
@@ -161,6 +163,8 @@ pub struct Status {
     pub last_sync: Option<Instant>,
     /// The error of the last synchronisation, or `None` if it succeeded.
     pub error: Option<String>,
+    /// Whether overrides cannot be changed, because another process holds the journal.
+    pub is_read_only: bool,
 }
 
 /// Synchronises this instance's overrides with the store.
@@ -233,12 +237,8 @@ impl OverrideSync {
             self.read_switches(path, &mut state);
         }
         if let OverrideStore::Journal(journal) = &self.store {
-            let state = &mut *state;
-            state.cursor = lock(journal).load(|target, version, text| match text {
-                Some(text) => self.insert(&mut state.overrides, target, version, text),
-                None => sync::remove(&mut state.overrides, target),
-            })?;
-            self.note_sync(state, Ok(()));
+            self.start_journal(journal, &mut state)?;
+            self.note_sync(&state, Ok(()));
         } else {
             let result = self.load(&mut state).await;
             self.note_sync(&state, result);
@@ -268,7 +268,9 @@ impl OverrideSync {
                 self.read_switches(path, &mut state);
                 self.publish(&state);
             }
-            if self.store.is_shared() {
+            if let OverrideStore::Journal(journal) = &self.store {
+                self.follow_journal(journal, &mut state).await;
+            } else {
                 let result = self.poll_store(&mut state).await;
                 self.note_sync(&state, result);
             }

@@ -159,25 +159,37 @@ impl OverrideSync {
         }
     }
 
-    /// Inserts an override from the store. An override that cannot be read is counted, logged and ignored.
-    pub(super) fn insert(&self, overrides: &mut Overrides, target: &str, version: u64, text: &str) {
+    /// Inserts an override of the store or of another instance, and returns whether it could be read. If not, it is
+    /// counted, logged and ignored.
+    pub(super) fn insert(&self, overrides: &mut Overrides, target: &str, version: u64, text: &str) -> bool {
         let result = match format::read(target, version, text) {
             Some(entry) => overrides.put(entry, self.options).map_err(|error| error.to_string()),
-            None => Err("unknown format, possibly of another version of the service".to_owned()),
+            None => Err("too long, or of an unknown format, possibly of another version of the service".to_owned()),
         };
-        if let Err(error) = result {
-            self.unreadable.add(WorkerId(0), 1);
-            if self.log_unreadable.should_log() {
-                let target = self.logged(target);
-                tracing::warn!(override_target = %target, error, "ignoring an override in the store that cannot be read");
+        match result {
+            Ok(()) => true,
+            Err(error) => {
+                self.note_unreadable(target, &error);
+                false
             }
+        }
+    }
+
+    /// Counts an override that cannot be read. An episode of them is logged once.
+    pub(super) fn note_unreadable(&self, target: &str, error: &str) {
+        self.unreadable.add(WorkerId(0), 1);
+        if self.log_unreadable.should_log() {
+            let target = self.logged(target);
+            tracing::warn!(override_target = %target, error, "ignoring an override in the store that cannot be read");
         }
     }
 
     pub(super) fn apply(&self, state: &mut SyncState, change: &Change) {
         for OverrideChange { target, after, .. } in &change.changes {
             match after {
-                Some(text) => self.insert(&mut state.overrides, target, change.version, text),
+                Some(text) => {
+                    self.insert(&mut state.overrides, target, change.version, text);
+                }
                 None => remove(&mut state.overrides, target),
             }
         }
@@ -206,7 +218,7 @@ impl OverrideSync {
         if !self.reloader.rules().load().modes().in_force().iter().eq(&in_force) {
             self.publish(state);
         }
-        if !requests.is_empty() {
+        if !requests.is_empty() && !self.status().is_read_only {
             let info = ChangeInfo { author: "sluicegate".into(), reason: "expired".into(), at: now.get() };
             // If several instances try, one succeeds, and the others receive its change.
             if self.write(state, &requests, &info).await.is_ok() {
@@ -222,8 +234,8 @@ impl OverrideSync {
                 tracing::info!(path = %path.display(), switches = switches.len(), "switch file loaded");
                 state.overrides.set_switches(&switches, Origin::File);
             }
-            // A missing file has no switches: deleting the file ends them.
-            Err(_) if !path.exists() => state.overrides.set_switches(&[], Origin::File),
+            // A missing file has no switches: deleting the file ends them. A file that cannot be read ends none.
+            Err(_) if path.try_exists().is_ok_and(|exists| !exists) => state.overrides.set_switches(&[], Origin::File),
             Err(error) => tracing::error!(error, "cannot read the switch file; the previous switches stay in force"),
         }
     }

@@ -1,17 +1,12 @@
 //! Validation of [`ChangeRequest`]s, and the write of a change to the store.
 
-use std::sync::{Arc, Mutex};
-
-use super::{
-    ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, all_versioned, format, lock,
-    new_override,
-};
+use super::{ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, format, new_override};
 use crate::{
     algorithm::Micros,
     engine::{Overrides, overrides::Target},
     store::{
         Redis, StoreError,
-        overrides::{Change, Cursor, Journal, MAX_CHANGES, OverrideChange, OverrideStore, Write, WriteOutcome},
+        overrides::{Change, Cursor, MAX_CHANGES, OverrideChange, OverrideStore, Write, WriteOutcome},
     },
 };
 
@@ -84,22 +79,6 @@ impl OverrideSync {
         state.cursor = cursor;
         self.note_sync(state, Ok(()));
         Ok(change)
-    }
-
-    pub(super) async fn write_journal(
-        &self,
-        journal: &Arc<Mutex<Journal>>,
-        state: &SyncState,
-        change: Change,
-    ) -> Result<(Cursor, Change), ChangeError> {
-        let (journal, line, overrides) = (Arc::clone(journal), change.clone(), state.overrides.clone());
-        let (cursor, [limits, plans, switches]) = (state.cursor.clone(), overrides.counts());
-        let written = tokio::task::spawn_blocking(move || {
-            lock(&journal).write(&line, limits + plans + switches, || (cursor, all_versioned(&overrides)))
-        });
-        // A change that may not have been written must not come into force.
-        written.await.map_err(|_| StoreError::Rejected)??;
-        Ok((Cursor { version: change.version, ..state.cursor.clone() }, change))
     }
 
     async fn write_redis(

@@ -17,7 +17,7 @@ use crate::{
         candidates::CandidateError,
         overrides::{ChangeError, ChangeRequest},
     },
-    store::AnyStore,
+    store::{AnyStore, overrides::JournalError},
 };
 
 /// Converts a target. Rejects sets of rules, which have their own methods.
@@ -174,7 +174,7 @@ pub(super) fn reject_candidate(error: CandidateError) -> Status {
             Status::invalid_argument(crate::errors::chain(&error))
         }
         CandidateError::NoCandidate | CandidateError::NoPrevious => Status::failed_precondition(error.to_string()),
-        CandidateError::Store(_) | CandidateError::MissingRuleSet(_) => {
+        CandidateError::Store(_) | CandidateError::MissingRuleSet(_) | CandidateError::Thread(_) => {
             Status::unavailable(crate::errors::chain(&error))
         }
     }
@@ -187,6 +187,8 @@ pub(super) fn reject(error: &AdminError) -> Status {
         AdminError::Change(ChangeError::Invalid { .. } | ChangeError::Info | ChangeError::Count) => {
             Status::invalid_argument(message)
         }
+        AdminError::Change(ChangeError::Journal(JournalError::Locked { .. })) => Status::failed_precondition(message),
+        AdminError::Change(ChangeError::Journal(JournalError::Changed { .. })) => Status::unavailable(message),
         AdminError::Change(ChangeError::Journal(_)) => Status::internal(message),
         AdminError::NotCounted => Status::failed_precondition(message),
         AdminError::Change(ChangeError::Store(_)) | AdminError::Store(_) | AdminError::Decide(_) => {

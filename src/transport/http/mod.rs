@@ -283,6 +283,9 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
     };
     let status = handlers.overrides.status();
     let overrides = match status.error {
+        None if status.is_read_only => {
+            format!("overrides: version {}, read-only: another process holds the journal\n", status.version)
+        }
         None if status.version == 0 => String::new(),
         None => format!("overrides: version {}\n", status.version),
         Some(error) => format!("overrides: version {}, sync failed: {error}\n", status.version),
