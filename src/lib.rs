@@ -56,8 +56,9 @@
 //! | | [`metrics`] | counters and histograms for the hot path |
 //!
 //! Small private modules are available to all layers: `allocator` (returning freed memory), `budget` (a bound on the memory
-//! that callers hold), `debounce` (stable changes of polled values), `duration` (durations in settings), `errors` (formatting of errors) and, for tests, `model_checker` (search of all
-//! states of a protocol) and `test_log` (log messages of a test).
+//! that callers hold), `debounce` (stable changes of polled values), `duration` (durations in settings), `errors`
+//! (formatting of errors), `files` (reading regular files) and, for tests, `model_checker` (search of all states of a
+//! protocol) and `test_log` (log messages of a test).
 
 pub mod cli;
 
@@ -87,6 +88,7 @@ mod budget;
 mod debounce;
 mod duration;
 mod errors;
+mod files;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 #[cfg(test)]

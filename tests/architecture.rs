@@ -30,11 +30,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("budget", &["metrics"]),
     ("duration", &[]),
     ("errors", &[]),
+    ("files", &[]),
     ("debounce", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 7] = ["allocator", "budget", "debounce", "duration", "errors", "model_checker", "test_log"];
+const COMMON: [&str; 8] =
+    ["allocator", "budget", "debounce", "duration", "errors", "files", "model_checker", "test_log"];
 
 /// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[

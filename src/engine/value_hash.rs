@@ -2,7 +2,6 @@
 
 use std::{
     fmt::{self, Write},
-    fs,
     hash::Hasher,
     io,
     path::Path,
@@ -12,6 +11,7 @@ use sha2::{Digest, Sha256};
 use siphasher::sip128::{Hasher128, SipHasher24};
 
 use super::overrides::Target;
+use crate::files;
 
 /// Minimum length of a hash key. With a shorter one, the values could be found by trying all keys.
 const MIN_KEY_BYTES: usize = 16;
@@ -22,7 +22,7 @@ const MIN_KEY_BYTES: usize = 16;
 ///
 /// Returns an error if the file cannot be read or has less than 16 bytes.
 pub fn read_hash_key(file: &Path) -> io::Result<Vec<u8>> {
-    let key = fs::read(file)?;
+    let key = files::read(file, files::MAX_BYTES)?;
     if key.len() < MIN_KEY_BYTES {
         let reason = format!("the key has less than {MIN_KEY_BYTES} bytes");
         return Err(io::Error::new(io::ErrorKind::InvalidData, reason));

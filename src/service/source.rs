@@ -9,7 +9,13 @@ use std::{
 
 use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 
-use crate::rules::{Diagnostic, SourceFile};
+use crate::{
+    files,
+    rules::{Diagnostic, SourceFile},
+};
+
+/// Maximum size of a rule file, in bytes.
+const MAX_FILE_BYTES: u64 = 64 << 20;
 
 /// Error returned when rules cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +74,7 @@ impl Source {
             Self::BuiltIn(files) => Ok(files.clone()),
             Self::Pushed => Ok(Vec::new()),
             Self::Directory(directory, filter) => {
-                let read = |path: PathBuf| match fs::read_to_string(&path) {
+                let read = |path: PathBuf| match files::read_to_string(&path, MAX_FILE_BYTES) {
                     Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
                     Err(source) => Err(LoadError::Read { path, source }),
                 };

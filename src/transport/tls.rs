@@ -19,7 +19,7 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use webpki::EndEntityCert;
 
 use super::grpc::TlsSettings;
-use crate::debounce::Debounce;
+use crate::{debounce::Debounce, files};
 
 /// Interval between two polls of the files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -154,7 +154,7 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
-    fs::read(path).map_err(|error: io::Error| file_error(path, &error))
+    files::read(path, files::MAX_BYTES).map_err(|error| file_error(path, &error))
 }
 
 fn file_error(path: &Path, error: &impl ToString) -> TlsError {

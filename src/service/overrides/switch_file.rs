@@ -17,11 +17,12 @@ use crate::{
         Override,
         overrides::{Mode, Scope, Target},
     },
+    files,
 };
 
 /// Reads all switches of the file. The error names the first invalid line.
 pub(super) fn read(path: &Path) -> Result<Vec<Override>, String> {
-    let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = files::read_to_string(path, files::MAX_BYTES).map_err(|error| format!("{}: {error}", path.display()))?;
     parse(&text).map_err(|(line, error)| format!("{}:{line}: {error}", path.display()))
 }
 

@@ -17,7 +17,13 @@ use super::{
     RESPONSE_TIME, TelemetryError,
     exposition::{Family, Kind, Sample, Value},
 };
-use crate::metrics::{Distribution, Totals};
+use crate::{
+    files,
+    metrics::{Distribution, Totals},
+};
+
+/// Maximum size of a mapping file, in bytes.
+const MAX_FILE_BYTES: u64 = 16 << 20;
 
 /// Milliseconds per second: statsd has the response time in milliseconds.
 const MILLISECONDS: f64 = 1e3;
@@ -136,7 +142,7 @@ impl Mapping {
     /// Reads a mapping file; `None` if the file does not exist.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, TelemetryError> {
         let invalid = |error: String| TelemetryError(format!("{}: {error}", path.display()));
-        match std::fs::read_to_string(path) {
+        match files::read_to_string(path, MAX_FILE_BYTES) {
             Ok(text) => Self::parse(&text).map(Some).map_err(invalid),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(invalid(error.to_string())),

@@ -15,7 +15,7 @@ use subtle::ConstantTimeEq;
 use webpki::EndEntityCert;
 
 use super::{AdminServerError, Settings};
-use crate::debounce::Debounce;
+use crate::{debounce::Debounce, files};
 
 /// Interval between two polls of the token file.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -160,7 +160,7 @@ impl Authenticator {
 
 /// Reads the token file. Each line is `read TOKEN NAME` or `operate TOKEN NAME`, and `#` begins a comment.
 fn read(path: &Path) -> Result<Vec<Token>, TokenError> {
-    let text = fs::read_to_string(path).map_err(|error| error.to_string());
+    let text = files::read_to_string(path, files::MAX_BYTES).map_err(|error| error.to_string());
     let tokens = text.and_then(|text| parse(&text));
     tokens.map_err(|reason| TokenError { path: path.to_owned(), reason })
 }

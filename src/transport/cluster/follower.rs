@@ -1,6 +1,6 @@
 //! [`Follower`]: pulls the increments of the instance at one address and applies them.
 
-use std::{fs, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_client::ClusterServiceClient};
 use tokio::{
@@ -18,6 +18,7 @@ use super::{
 };
 use crate::{
     algorithm::Micros,
+    files,
     service::{Clock, OverrideSync, overrides::PeerOverrides},
     store::peers::Peers,
     transport::grpc::wait_for_shutdown,
@@ -333,7 +334,7 @@ impl Follower {
         if let Some(files) = &self.context.tls {
             let read = |path: &Option<PathBuf>| {
                 let path = path.clone().unwrap_or_default();
-                fs::read(&path).map_err(|source| FollowError::File { path, source })
+                files::read(&path, files::MAX_BYTES).map_err(|source| FollowError::File { path, source })
             };
             let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.key_file)?);
             // An instance that DNS does not contain yet is expected to have the name of the others.

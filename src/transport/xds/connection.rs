@@ -1,7 +1,6 @@
 //! Connects a [`Client`] to the control plane, and reconnects when a connection ends.
 
 use std::{
-    fs,
     path::PathBuf,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
@@ -16,7 +15,7 @@ use super::{
     client::{Client, Disconnect},
     stream,
 };
-use crate::metrics::WorkerId;
+use crate::{files, metrics::WorkerId};
 
 /// Interval of TCP keepalive probes on an idle connection.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -86,7 +85,9 @@ impl Client {
         if self.server.scheme_str() != Some("https") {
             return Ok(endpoint);
         }
-        let read = |path: &PathBuf| fs::read(path).map_err(|source| Disconnect::File { path: path.clone(), source });
+        let read = |path: &PathBuf| {
+            files::read(path, files::MAX_BYTES).map_err(|source| Disconnect::File { path: path.clone(), source })
+        };
         let files = &self.settings.tls;
         let mut tls = match &files.ca_file {
             Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),

@@ -11,7 +11,7 @@ use super::{
     super::{Settings, SetupError, settings::TlsSettings},
     Placement, Ring, Server, View,
 };
-use crate::store::redact;
+use crate::{files, store::redact};
 
 /// The source of the current view.
 pub(super) enum Source {
@@ -209,7 +209,8 @@ fn certificates(tls: &TlsSettings) -> Result<Option<TlsCertificates>, SetupError
         return Ok(None);
     }
     let read = |path: &PathBuf| {
-        std::fs::read(path).map_err(|source| SetupError::Certificate { path: path.display().to_string(), source })
+        files::read(path, files::MAX_BYTES)
+            .map_err(|source| SetupError::Certificate { path: path.display().to_string(), source })
     };
     let client_tls = match (&tls.cert_file, &tls.key_file) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig { client_cert: read(cert)?, client_key: read(key)? }),
