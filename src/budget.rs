@@ -286,6 +286,13 @@ impl Reservation {
         if self.take(bytes, None) { Ok(()) } else { Err(Exhausted) }
     }
 
+    /// Protects the reservation from eviction, because the caller has sent everything and is to be answered.
+    pub(crate) fn keep(&mut self) {
+        for budget in self.budget.chain() {
+            budget.state().holders.remove(&self.order);
+        }
+    }
+
     fn take(&mut self, bytes: usize, waker: Option<&Waker>) -> bool {
         for (taken, budget) in self.budget.chain().enumerate() {
             if budget.take(bytes, self.order, &self.holder, waker) {
@@ -379,6 +386,22 @@ mod tests {
         assert_eq!(poll_grow(&mut new, 5), GRANTED);
         assert_eq!(poll_grow(&mut old, 1), Poll::Pending);
         assert_eq!([&old, &new].map(is_evicted), [false, true]);
+    }
+
+    #[test]
+    fn a_kept_reservation_is_not_evicted() {
+        let whole = Budget::new("whole", 10);
+        let budget = whole.share("share", 10);
+        let [mut kept, mut old, mut new] = [(); 3].map(|()| budget.reservation());
+        assert_eq!(poll_grow(&mut kept, 5), GRANTED);
+        assert_eq!(poll_grow(&mut old, 5), GRANTED);
+        kept.keep();
+        assert_eq!(poll_grow(&mut new, 5), Poll::Pending);
+        assert_eq!([&kept, &old].map(is_evicted), [false, true]);
+        drop(old);
+        assert_eq!(poll_grow(&mut new, 5), GRANTED);
+        drop((kept, new));
+        assert_eq!((whole.used_bytes(), budget.used_bytes()), (0, 0));
     }
 
     #[test]

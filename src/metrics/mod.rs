@@ -3,9 +3,11 @@
 
 mod histogram;
 mod log_throttle;
+mod stalls;
 
 pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
 pub use log_throttle::LogThrottle;
+pub use stalls::{Stalls, Watchdog};
 
 use std::{
     collections::BTreeMap,

@@ -51,6 +51,8 @@ use crate::{
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of viewers at the same time.
 const MAX_VIEWERS: usize = 64;
+/// Maximum number of viewers that have not authenticated. The other places are kept for those that have.
+const MAX_PUBLIC_VIEWERS: usize = MAX_VIEWERS / 4 * 3;
 
 /// Where the activity is read from.
 pub struct Sources {
@@ -79,6 +81,8 @@ pub struct Activity {
     /// Number of viewers, and of those who watch all instances.
     viewers: AtomicUsize,
     viewers_of_all: AtomicUsize,
+    /// Number of viewers that have not authenticated.
+    public_viewers: AtomicUsize,
     /// Wakes the exchange with other instances when the first viewer of all instances connects.
     wake: Notify,
     ticks: watch::Sender<()>,
@@ -101,8 +105,8 @@ struct State {
 
 /// Error returned when the maximum number of viewers is connected.
 #[derive(Debug, thiserror::Error)]
-#[error("{MAX_VIEWERS} viewers are connected, which is the maximum; try again later")]
-pub struct TooManyViewers;
+#[error("{0} viewers are connected, which is the maximum; try again later, or with a token")]
+pub struct TooManyViewers(usize);
 
 /// The changes since the previous update of a viewer.
 #[derive(Clone, Debug, Default)]
@@ -138,6 +142,7 @@ impl Activity {
             rules: Mutex::default(),
             viewers: AtomicUsize::new(0),
             viewers_of_all: AtomicUsize::new(0),
+            public_viewers: AtomicUsize::new(0),
             wake: Notify::new(),
             ticks: watch::Sender::new(()),
         })
@@ -243,16 +248,18 @@ impl Activity {
         Report { instance: self.instance.clone(), at: self.sources.clock.now().get(), steps, current }
     }
 
-    /// Starts to watch the activity of this instance, or the sum over all instances.
+    /// Starts to watch the activity of this instance, or the sum over all instances. Viewers that have not authenticated
+    /// are at most three quarters of all.
     ///
     /// # Errors
     ///
     /// Returns an error if there are too many viewers.
-    pub fn watch(self: &Arc<Self>, all_instances: bool) -> Result<Viewer, TooManyViewers> {
+    pub fn watch(self: &Arc<Self>, all_instances: bool, is_authenticated: bool) -> Result<Viewer, TooManyViewers> {
         let all_instances = all_instances && !matches!(self.sources.store, AnyStore::Memory(_));
         let viewer = Viewer {
             activity: Arc::clone(self),
             all_instances,
+            is_authenticated,
             ticks: self.ticks.subscribe(),
             is_first: true,
             last_event: 0,
@@ -265,8 +272,11 @@ impl Activity {
             self.viewers_of_all.fetch_add(1, Relaxed);
             self.wake.notify_one();
         }
+        if !is_authenticated && self.public_viewers.fetch_add(1, Relaxed) >= MAX_PUBLIC_VIEWERS {
+            return Err(TooManyViewers(MAX_PUBLIC_VIEWERS));
+        }
         if viewers >= MAX_VIEWERS {
-            return Err(TooManyViewers);
+            return Err(TooManyViewers(MAX_VIEWERS));
         }
         // The first update must be complete, and counts were not read recently without viewers.
         self.poll(true);
@@ -292,6 +302,7 @@ impl Activity {
 pub struct Viewer {
     activity: Arc<Activity>,
     all_instances: bool,
+    is_authenticated: bool,
     ticks: watch::Receiver<()>,
     is_first: bool,
     /// Id of the last event that was sent.
@@ -362,6 +373,9 @@ impl Drop for Viewer {
         if self.all_instances {
             self.activity.viewers_of_all.fetch_sub(1, Relaxed);
         }
+        if !self.is_authenticated {
+            self.activity.public_viewers.fetch_sub(1, Relaxed);
+        }
     }
 }
 
@@ -392,7 +406,7 @@ mod tests {
         let admin = admin(RULES);
         let activity = &admin.activity;
         // With counters in memory, there are no other instances.
-        let mut viewer = activity.watch(true).unwrap();
+        let mut viewer = activity.watch(true, true).unwrap();
         assert_eq!((viewer.all_instances, activity.viewers_of_all.load(Relaxed)), (false, 0));
         assert_eq!((activity.instance().name.as_str(), viewer.instance_name()), ("here:1", "here:1"));
         let first = viewer.next().now_or_never().expect("the first update is available immediately");
@@ -425,7 +439,7 @@ mod tests {
         tokio::spawn(Arc::clone(&admin.activity).follow());
         sleep(Duration::from_secs(3)).await;
         assert!(!ticks.has_changed().unwrap(), "an update without viewers");
-        let mut viewer = admin.activity.watch(false).unwrap();
+        let mut viewer = admin.activity.watch(false, true).unwrap();
         viewer.next().await;
         let mut times = Vec::new();
         for _ in 0..3 {
@@ -439,15 +453,29 @@ mod tests {
     #[test]
     fn a_viewer_that_leaves_makes_room_for_another() {
         let admin = admin(RULES);
-        let mut viewers: Vec<_> = (0..MAX_VIEWERS).map(|_| admin.activity.watch(false).unwrap()).collect();
-        assert!(admin.activity.watch(false).is_err());
+        let mut viewers: Vec<_> = (0..MAX_VIEWERS).map(|_| admin.activity.watch(false, true).unwrap()).collect();
+        assert!(admin.activity.watch(false, true).is_err());
         drop(viewers.pop());
-        assert!(admin.activity.watch(false).is_ok());
+        assert!(admin.activity.watch(false, true).is_ok());
+    }
+
+    #[test]
+    fn places_are_kept_for_viewers_that_have_authenticated() {
+        let admin = admin(RULES);
+        let mut public: Vec<_> = (0..MAX_PUBLIC_VIEWERS).map(|_| admin.activity.watch(false, false).unwrap()).collect();
+        assert!(admin.activity.watch(false, false).is_err());
+        assert!(admin.activity.watch(false, false).is_err(), "a rejected viewer takes no place");
+        let operators = MAX_VIEWERS - MAX_PUBLIC_VIEWERS;
+        let viewers: Vec<_> = (0..operators).map(|_| admin.activity.watch(true, true).unwrap()).collect();
+        assert!(admin.activity.watch(false, true).is_err());
+        drop(public.pop());
+        assert!(admin.activity.watch(false, false).is_ok());
+        drop(viewers);
     }
 
     #[test]
     fn only_summed_periods_that_changed_are_sent_again() {
-        let mut viewer = admin(RULES).activity.watch(false).unwrap();
+        let mut viewer = admin(RULES).activity.watch(false, true).unwrap();
         let mut sent = |requests: [u64; 2]| {
             let period = |(start, requests): (u64, u64)| (start, Period { start, requests, ..Period::default() });
             let steps = [(30, requests[0]), (60, requests[1])].map(period).into();
