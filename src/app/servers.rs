@@ -18,13 +18,13 @@ use super::{
     telemetry::Telemetry,
 };
 use crate::{
-    metrics::WorkerId,
+    metrics::{Stalls, WorkerId},
     service::{Admin, Check, Clock, Quotas, ResourceReports, reload::Reloader},
     settings::Settings,
     store::{self, AnyStore},
     telemetry::MetricsPage,
     transport::{
-        admin,
+        self, admin,
         console::Console,
         grpc::{self, CallerErrors, HEALTH_NAMES, Handler, QuotaService, ResourceService},
         http,
@@ -45,6 +45,7 @@ pub(super) struct Servers {
     page: Arc<MetricsPage>,
     health: HealthReporter,
     stop: watch::Sender<bool>,
+    stalls: Stalls,
 }
 
 impl Servers {
@@ -69,6 +70,8 @@ impl Servers {
             resources: rules.resources(),
         };
         let (stop, stopping) = watch::channel(false);
+        let stalls = Stalls::default();
+        tokio::spawn(stalls.add("control").run());
         let quotas = Quotas::new(check.engine.clone(), telemetry.clock.clone(), settings.quotas.clone());
         let (health, tonic_services) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
         let quota_service =
@@ -77,7 +80,10 @@ impl Servers {
             let (engines, traces, tonic_services) = (engines.clone(), telemetry.traces.clone(), tonic_services.clone());
             let (limits, response) = (settings.grpc.limits, settings.response.clone());
             let (quota_service, errors) = (quota_service.clone(), Arc::clone(&errors));
-            grpc.start_worker(&format!("worker-{worker}"), stopping.clone(), move || async move {
+            let name = format!("worker-{worker}");
+            let watchdog = stalls.add(&name);
+            grpc.start_worker(&name, stopping.clone(), move || async move {
+                tokio::spawn(watchdog.run());
                 let check = engines.check(WorkerId(worker));
                 wait_until_up(&check.engine.store).await;
                 Handler::new(check, limits, response, traces, quota_service, tonic_services, errors)
@@ -95,6 +101,7 @@ impl Servers {
             page: Arc::new(page),
             health,
             stop,
+            stalls,
         })
     }
 
@@ -121,6 +128,8 @@ impl Servers {
     /// Registers the metrics of connections, resources and quotas.
     pub(super) fn observe(&self, meter: &Meter) {
         self.grpc.observe(meter);
+        self.stalls.observe(meter);
+        transport::observe_listeners(meter, &self.grpc, &self.http, self.admin.as_ref());
         self.reports.observe(meter);
         self.quotas.observe(meter);
     }
@@ -134,7 +143,7 @@ impl Servers {
         tasks: &mut Tasks,
     ) -> Result<RunningServers, AppError> {
         self.log_addresses(settings).map_err(AppError::Process)?;
-        let Self { grpc, http, admin, errors, check, reports, page, health, stop, .. } = self;
+        let Self { grpc, http, admin, errors, check, reports, page, health, stop, stalls, .. } = self;
         let stopping = stop.subscribe();
         let (store, clock) = (check.engine.store.clone(), check.clock.clone());
         let Operations { overrides, candidates, activity, simulator } = operations;
@@ -167,10 +176,11 @@ impl Servers {
             reloader,
             overrides,
             page,
+            pages: http::LargePages::default(),
             shutting_down: Arc::clone(&leaving),
             needs_rules,
         };
-        let http = tokio::spawn(http.run(handlers, console, stopping.clone()));
+        let http = tokio::spawn(http.run(handlers, console, stopping.clone(), stalls.add("http").run()));
         let grpc = tokio::spawn(grpc.run(stopping));
         Ok(RunningServers { http, grpc, store, health, leaving, stop })
     }

@@ -7,7 +7,7 @@
 use axum::{
     extract::Request,
     http::{
-        HeaderName, HeaderValue, StatusCode,
+        HeaderName, HeaderValue, Method, StatusCode,
         header::{HOST, ORIGIN},
         uri::Authority,
     },
@@ -35,18 +35,25 @@ pub(super) fn authority(request: &Request) -> Option<Authority> {
     request.uri().authority().cloned().or_else(host)
 }
 
-/// Rejects requests that another site caused, except for pages without data, and adds [`HEADERS`] to responses.
+/// Rejects requests that another site caused, except for pages that change nothing, and adds [`HEADERS`] to responses.
 pub(super) async fn secure(request: Request, next: Next) -> Response {
-    let is_method = request.uri().path().starts_with("/v1/");
-    let mut response = match is_method && is_cross_site(&request) {
-        true => (StatusCode::FORBIDDEN, "requests of other sites are not allowed\n").into_response(),
-        false => next.run(request).await,
+    let mut response = if !is_page(&request) && is_cross_site(&request) {
+        (StatusCode::FORBIDDEN, "requests of other sites are not allowed\n").into_response()
+    } else {
+        next.run(request).await
     };
     let headers = response.headers_mut();
     for (name, value) in HEADERS {
         headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
     }
     response
+}
+
+/// Returns whether a request reads a page, to which other sites may have a link.
+fn is_page(request: &Request) -> bool {
+    const CALLS: [&str; 3] = ["/v1/", "/json", "/resources/"];
+    let is_reading = matches!(*request.method(), Method::GET | Method::HEAD);
+    is_reading && !CALLS.iter().any(|call| request.uri().path().starts_with(call))
 }
 
 fn is_cross_site(request: &Request) -> bool {
@@ -74,6 +81,20 @@ pub(super) mod tests {
             request = request.header(*name, *value);
         }
         request.body(Body::empty()).unwrap()
+    }
+
+    #[test]
+    fn only_reading_a_page_is_allowed_to_other_sites() {
+        let is_page = |method: Method, path: &str| {
+            is_page(&Request::builder().method(method).uri(path).body(Body::empty()).unwrap())
+        };
+        for path in ["/", "/metrics", "/rlconfig", "/readyz", "/console/app.js"] {
+            assert!(is_page(Method::GET, path) && is_page(Method::HEAD, path), "{path}");
+            assert!(!is_page(Method::POST, path) && !is_page(Method::DELETE, path), "{path}");
+        }
+        for path in ["/json", "/resources/db", "/v1/Inspect"] {
+            assert!(!is_page(Method::GET, path) && !is_page(Method::POST, path), "{path}");
+        }
     }
 
     #[test]

@@ -53,10 +53,46 @@ fn requests_of_other_sites_are_rejected() {
     assert_eq!(send(server, 1, "user", "bob"), 0, "no switch is off");
 }
 
+/// A page of another site can send a POST request with text without asking first.
+#[test]
+fn other_sites_cannot_use_up_limits_or_report_utilization() {
+    let folder = folder();
+    let server = Server::start(folder.path(), "memory");
+    let hit = r#"{"domain":"shop","descriptors":[{"entries":[{"key":"user","value":"bob"}]}]}"#;
+    let report = r#"{"reporter":"evil","utilization":1.0,"ttl":"10s"}"#;
+    let own = format!("http://{}", server.http);
+    let send = |path: &str, headers: &[(&str, &str)], body: &str| {
+        let request = agent().post(server.url(path)).header("content-type", "text/plain");
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        request.send(body.as_bytes()).unwrap().status().as_u16()
+    };
+    for headers in [
+        &[("origin", "http://evil.example")][..],
+        &[("origin", "null")],
+        &[("sec-fetch-site", "cross-site")],
+        &[("sec-fetch-site", "same-site"), ("origin", &own)],
+    ] {
+        for (path, body) in [("/json", hit), ("/resources/db", report), ("/nowhere", "")] {
+            assert_eq!(send(path, headers, body), 403, "{path} {headers:?}");
+        }
+    }
+    assert!(server.get("/resources/db").contains("\"reporters\":0"), "{}", server.get("/resources/db"));
+    // Gateways and tools send neither header, and a page of the service has its own origin.
+    for headers in [&[][..], &[("origin", own.as_str())], &[("sec-fetch-site", "same-origin")]] {
+        assert_ne!(send("/json", headers, hit), 403, "{headers:?}");
+        assert_eq!(send("/resources/db", headers, report), 200, "{headers:?}");
+    }
+    // Other sites may have links to pages.
+    let link = agent().get(server.url("/metrics")).header("sec-fetch-site", "cross-site").call().unwrap();
+    assert_eq!(link.status().as_u16(), 200);
+}
+
 #[test]
 fn every_response_has_the_headers_against_embedding() {
     let folder = folder();
-    let operator = Operator::start(folder.path(), "memory");
+    let [debug, metrics] = [(); 2].map(|()| TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap());
+    let builder = Server::builder().rules(folder.path()).set("http.debug_addr", &debug.to_string());
+    let operator = Operator::with(builder.set("http.metrics_addr", &metrics.to_string()));
     let own = operator.server.url("");
     let check = |url: &str, method: &str, header: (&str, &str), code: u16| {
         let response = match method {
@@ -79,6 +115,16 @@ fn every_response_has_the_headers_against_embedding() {
         assert!(response.headers().get("access-control-allow-origin").is_none(), "{url}");
     };
     let none = ("accept", "*/*");
+    for path in ["/healthcheck", "/readyz", "/metrics", "/stats", "/rlconfig", "/resources/db"] {
+        check(&format!("{own}{path}"), "GET", none, 200);
+    }
+    check(&format!("{own}/json"), "POST", none, 400);
+    check(&format!("{own}/json"), "POST", ("origin", "http://evil.example"), 403);
+    check(&format!("{own}/nowhere"), "GET", none, 404);
+    check(&format!("{own}/metrics"), "POST", none, 405);
+    check(&format!("http://{debug}/"), "GET", none, 200);
+    check(&format!("http://{debug}/nowhere"), "GET", none, 404);
+    check(&format!("http://{metrics}/metrics"), "GET", none, 200);
     for base in [&own, &operator.addr] {
         check(&format!("{base}/"), "GET", none, 200);
         check(&format!("{base}/console/app.js"), "GET", none, 200);

@@ -2,8 +2,12 @@
 
 /// A TLS client that sends a hand-written `ClientHello`.
 mod client_hello;
+/// Files that the service follows, replaced by pipes.
+mod files;
 /// Hash tables: which callers can fill, and their random keys.
 mod hash_tables;
+/// The HTTP listeners: bodies that are not finished, and responses that are not read.
+mod http;
 /// Names and values with newlines and escape sequences in the log.
 mod log_injection;
 /// Memory of unfinished messages and unread responses.

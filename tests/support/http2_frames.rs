@@ -29,6 +29,10 @@ pub(crate) const END_HEADERS: u8 = 4;
 /// The preface and empty settings.
 const GREETING: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
+/// The preface and settings without a window for responses.
+pub(crate) const GREETING_WITHOUT_WINDOW: &[u8] =
+    b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0\0";
+
 /// A received frame.
 #[derive(Debug)]
 pub(crate) struct Frame {
@@ -58,6 +62,12 @@ pub(crate) fn call_headers(path: &str) -> Vec<u8> {
     let (method, scheme, path_name, content_type) = (0x83, 0x86, 0x04, [0x0f, 0x10]);
     let literal = |text: &str| [&[u8::try_from(text.len()).unwrap()], text.as_bytes()].concat();
     [&[method, scheme, path_name], &literal(path)[..], &content_type, &literal("application/grpc")].concat()
+}
+
+/// Encodes the headers of a request for a page with HPACK, without its dynamic table.
+pub(crate) fn get_headers(path: &str) -> Vec<u8> {
+    // The indices of the static table: GET, http, `:path`.
+    [&[0x82, 0x86, 0x04, u8::try_from(path.len()).unwrap()], path.as_bytes()].concat()
 }
 
 /// A connection after its preface.

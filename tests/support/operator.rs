@@ -34,6 +34,11 @@ impl Operator {
         Self { server, addr, tokens }
     }
 
+    /// Returns the path of the token file.
+    pub(crate) fn token_file(&self) -> &Path {
+        self.tokens.path()
+    }
+
     /// Replaces the token file, and waits until [`OPERATE`] is no longer valid.
     pub(crate) fn replace_tokens(&self, text: &str) {
         std::fs::write(self.tokens.path(), text).unwrap();

@@ -1,14 +1,20 @@
 //! Limits on the number and the age of connections.
 
-use std::io::{Read, Write};
+use std::{
+    io::{Read, Write},
+    net::SocketAddr,
+};
 
 use bytes::Bytes;
 use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::net::{TcpSocket, TcpStream};
 
-use crate::support::{DEADLINE, Operator, RedisServer, Server, request_for, server::command, wait_for, wait_for_async};
+use crate::support::{
+    DEADLINE, Operator, RedisServer, Server, operator::OPERATE, request_for, server::command, wait_for, wait_for_async,
+};
 
 #[tokio::test]
 async fn an_old_connection_closes_after_its_calls() {
@@ -18,7 +24,7 @@ async fn an_old_connection_closes_after_its_calls() {
         .set("grpc.max_connection_age", "200ms")
         .set("telemetry.log.level", "info,sluicegate::transport=debug")
         .start();
-    let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+    let stream = TcpStream::connect(server.grpc).await.unwrap();
     let handshake = http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.unwrap();
     let connection = tokio::spawn(connection);
@@ -61,29 +67,136 @@ async fn a_unix_socket_is_served() {
 
 /// Returns a request with the descriptor `user=x` in the domain `example`.
 fn request() -> Request<Full<Bytes>> {
-    let message = b"\0\0\0\0\x16\x0a\x07example\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
+    request_in("example")
+}
+
+/// Returns a request with the descriptor `user=x` in a domain of seven letters.
+fn request_in(domain: &str) -> Request<Full<Bytes>> {
+    let descriptor = b"\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
+    let message = [b"\0\0\0\0\x16\x0a\x07", domain.as_bytes(), descriptor].concat();
     Request::post("http://x/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit")
         .header("content-type", "application/grpc")
-        .body(Full::from(&message[..]))
+        .body(Full::from(message))
         .unwrap()
 }
 
-#[tokio::test]
-async fn a_connection_above_the_maximum_is_closed() {
-    let server = Server::builder().set("grpc.max_connections", "2").start();
-    let clients = [server.client().await, server.client().await];
-    wait_for("both connections to be counted", || (server.metric("sluicegate_grpc_connections") == 2.0).then_some(()));
-    let mut third = std::net::TcpStream::connect(server.grpc).unwrap();
-    third.set_read_timeout(Some(DEADLINE)).unwrap();
-    assert_eq!(third.read(&mut [0; 16]).unwrap(), 0, "the connection is closed without a response");
-    for client in clients {
-        assert!(client.check(request_for("nowhere", &[("k", "v")])).await.unwrap().allowed());
+/// An HTTP/2 client with one connection from an address of this host. It does not connect again.
+struct SingleConnection(http2::SendRequest<Full<Bytes>>);
+
+impl SingleConnection {
+    async fn connect(server: &Server, from: [u8; 4]) -> Self {
+        let stream = connect_from(server.grpc, from).await;
+        let handshake = http2::handshake::<_, _, Full<Bytes>>(TokioExecutor::new(), TokioIo::new(stream)).await;
+        let (sender, connection) = handshake.unwrap();
+        tokio::spawn(connection);
+        let mut this = Self(sender);
+        assert!(this.is_answered().await, "a new connection is accepted");
+        this
     }
-    wait_for_async("all connections to be closed", async || {
-        (server.metric("sluicegate_grpc_connections") == 0.0).then_some(())
-    })
-    .await;
-    assert!(server.client().await.check(request_for("nowhere", &[("k", "v")])).await.unwrap().allowed());
+
+    async fn is_answered(&mut self) -> bool {
+        self.is_answered_in("example").await
+    }
+
+    /// Returns whether a request in this domain is answered.
+    async fn is_answered_in(&mut self, domain: &str) -> bool {
+        match self.0.send_request(request_in(domain)).await {
+            Ok(response) => response.status() == 200,
+            Err(_) => false,
+        }
+    }
+}
+
+/// Connects from an address of this host.
+async fn connect_from(to: SocketAddr, from: [u8; 4]) -> TcpStream {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(SocketAddr::from((from, 0))).unwrap();
+    socket.connect(to).await.unwrap()
+}
+
+fn evicted(server: &Server, listener: &str) -> f64 {
+    server.metric(&format!("sluicegate_evicted_connections_total{{listener=\"{listener}\"}}"))
+}
+
+#[tokio::test]
+async fn a_connection_above_the_maximum_replaces_one_without_calls() {
+    let redis = RedisServer::start();
+    let server = Server::builder().store(&redis.url()).set("grpc.max_connections", "2").start();
+    let mut busy = SingleConnection::connect(&server, [127, 0, 0, 2]).await;
+    redis.freeze();
+    // It waits for Redis. When the second call, which needs no counter, is answered, the first one has arrived.
+    let call = tokio::spawn(busy.0.send_request(request()));
+    assert!(busy.is_answered_in("nowhere").await);
+    let mut idle = connect_from(server.grpc, [127, 0, 0, 3]).await;
+    wait_for("both connections to be open", || (server.metric("sluicegate_grpc_connections") == 2.0).then_some(()));
+    let _third = connect_from(server.grpc, [127, 0, 0, 4]).await;
+    let closed = tokio::io::AsyncReadExt::read(&mut idle, &mut [0; 16]).await;
+    assert_eq!(closed.unwrap_or(0), 0, "the idle connection is closed");
+    redis.thaw();
+    assert_eq!(call.await.unwrap().unwrap().status(), 200, "a call in progress is answered");
+    assert!(busy.is_answered().await);
+    assert_eq!(evicted(&server, "grpc"), 1.0);
+}
+
+/// One address opens as many silent connections as it can. Other addresses are always served, on the connections that they
+/// have and on new ones.
+#[tokio::test]
+async fn the_connections_of_one_address_lock_out_no_other() {
+    let server = Server::builder().set("grpc.max_connections", "20").set("http.max_connections", "20").start();
+    let mut honest = SingleConnection::connect(&server, [127, 0, 0, 1]).await;
+    let mut page = connect_from(server.http, [127, 0, 0, 1]).await;
+    assert!(is_healthy(&mut page).await);
+    let mut flood = Vec::new();
+    for _ in 0..60 {
+        flood.push(connect_from(server.grpc, [127, 0, 0, 2]).await);
+        flood.push(connect_from(server.http, [127, 0, 0, 2]).await);
+    }
+    // The service has accepted the flood when it has closed the first connections above the maximum.
+    wait_for("the flood to be accepted", || {
+        (evicted(&server, "grpc") >= 41.0 && evicted(&server, "http") >= 41.0).then_some(())
+    });
+    assert!(honest.is_answered().await, "the connection of another address was closed");
+    assert!(is_healthy(&mut page).await, "the connection of another address was closed");
+    for host in 3..9 {
+        SingleConnection::connect(&server, [127, 0, 0, host]).await;
+        assert!(is_healthy(&mut connect_from(server.http, [127, 0, 0, host]).await).await);
+    }
+    let lines = server.log().matches("maximum number of connections reached").count();
+    assert_eq!(lines, 2, "expected one line for each listener: {}", server.log());
+}
+
+/// Sends a request for `/healthcheck` on a connection, and returns whether it is answered.
+async fn is_healthy(stream: &mut TcpStream) -> bool {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    if stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: x\r\n\r\n").await.is_err() {
+        return false;
+    }
+    let mut response = [0; 1_024];
+    let length = stream.read(&mut response).await.unwrap_or(0);
+    response[..length].starts_with(b"HTTP/1.1 200 OK")
+}
+
+/// Connections of callers with a token make room last.
+#[tokio::test]
+async fn a_flood_does_not_close_the_connection_of_an_operator() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let operator = Operator::with(Server::builder().set("admin.max_connections", "4"));
+    let admin = operator.addr.trim_start_matches("http://").parse().unwrap();
+    let mut stream = connect_from(admin, [127, 0, 0, 1]).await;
+    let head = format!("POST /v1/GetSession HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {OPERATE}\r\n");
+    let request = format!("{head}content-length: 2\r\n\r\n{{}}");
+    for _ in 0..2 {
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut response = [0; 4_096];
+        let length = stream.read(&mut response).await.unwrap();
+        assert!(response[..length].starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&response));
+        // Addresses with one connection each, so none has more than its share.
+        let mut flood = Vec::new();
+        for host in 2..20 {
+            flood.push(connect_from(admin, [127, 0, 0, host]).await);
+        }
+        wait_for("the flood to be accepted", || (evicted(&operator.server, "admin") >= 15.0).then_some(()));
+    }
 }
 
 /// Connections are distributed evenly, not at random: with few connections, chance would leave workers idle.
@@ -171,8 +284,8 @@ async fn silent_connections_do_not_block_other_callers() {
     // The service really closes the displaced connections.
     wait_for("few file descriptors to be open", || (server.open_file_descriptors() < 220).then_some(()));
     assert!(operator.ctl(&["health"]).contains("up"));
-    let lines = server.log().matches("closing the connection with the oldest last response").count();
-    assert_eq!(lines, 2, "expected one line for each HTTP listener: {}", server.log());
+    let lines = server.log().matches("maximum number of connections reached").count();
+    assert_eq!(lines, 3, "expected one line for each listener: {}", server.log());
     assert!(server.log().matches("cannot accept connections").count() <= 3, "{}", server.log());
     // The service can open new connections to Redis.
     redis.cli(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);

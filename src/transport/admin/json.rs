@@ -8,7 +8,7 @@ use std::{
 
 use axum::{
     body::Bytes,
-    extract::{Extension, Path, State},
+    extract::{self, DefaultBodyLimit, Extension, FromRequest, Path, State},
     http::{
         HeaderName, StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE},
@@ -19,19 +19,24 @@ use axum::{
     },
 };
 use futures_util::StreamExt;
+use http_body::Body;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, ServiceDescriptor};
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminService};
 use tonic::{Code, Request, Status};
 
 use super::{
+    MAX_MESSAGE_BYTES,
     auth::{Caller, Role},
+    roles::authorize,
     service::Service,
 };
 
-/// The methods for callers without a token, with the role `public` in their comments.
-const PUBLIC_METHODS: [&str; 6] =
-    ["ListRules", "GetHealth", "GetSession", "WatchActivity", "ListRuleActivity", "ReadDescriptors"];
+/// Maximum size of the body of a call without a token, in bytes.
+const MAX_PUBLIC_BODY_BYTES: usize = 64 * 1024;
+
+/// Size of a response from which on it is converted on another thread, in bytes.
+const MIN_LARGE_BYTES: usize = 64 * 1024;
 
 /// The descriptor of the service. Never `None`, because the descriptor set is embedded in the program.
 pub(super) static SERVICE: LazyLock<Option<ServiceDescriptor>> = LazyLock::new(|| {
@@ -39,37 +44,61 @@ pub(super) static SERVICE: LazyLock<Option<ServiceDescriptor>> = LazyLock::new(|
     pool.get_service_by_name("sluicegate.admin.v1.AdminService")
 });
 
+/// Handles a call. The body is read only if the method exists and the caller has its role.
 pub(super) async fn call(
     State(service): State<Arc<Service>>,
     Extension(caller): Extension<Caller>,
     Path(name): Path<String>,
-    body: Bytes,
+    request: extract::Request,
 ) -> Response {
-    let answer = match read_call(caller, &name, &body) {
-        Ok((method, call)) if method.is_server_streaming() => stream(&service, call, &method).await,
-        Ok((method, call)) => {
-            let text = dispatch(&service, call, &method).await;
-            text.map(|text| ([(CONTENT_TYPE, "application/json")], text).into_response())
-        }
-        Err(status) => Err(status),
+    let mut response = match find_method(&caller, &name) {
+        Ok(method) => match read_body(&caller, request).await {
+            Ok(body) => answer(&service, caller, &method, &body).await,
+            Err(response) => *response,
+        },
+        Err(status) => error_response(http_code(&status), &status),
     };
-    let mut response = answer.unwrap_or_else(|status| error_response(http_code(&status), &status));
     response.headers_mut().insert(CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
     response
 }
 
-/// Reads the message of a call and checks the roles `public` and `read`. Methods that require the role `operate` check it
-/// themselves.
-fn read_call(caller: Caller, name: &str, body: &[u8]) -> Result<(MethodDescriptor, JsonCall), Status> {
+/// Finds a method and checks the role of the caller.
+fn find_method(caller: &Caller, name: &str) -> Result<MethodDescriptor, Status> {
     let method = SERVICE.as_ref().and_then(|service| service.methods().find(|method| method.name() == name));
     let method =
         method.ok_or_else(|| Status::not_found(format!("unknown method {name:?}; /openapi.json lists the methods")))?;
-    if caller.role < Role::Read && !PUBLIC_METHODS.contains(&name) {
-        return Err(Status::permission_denied(
-            "this method requires a token with the role read or operate (authorization: Bearer TOKEN), or the setting \
-             console.entities",
-        ));
+    authorize(caller, name)?;
+    Ok(method)
+}
+
+async fn read_body(caller: &Caller, mut request: extract::Request) -> Result<Bytes, Box<Response>> {
+    let max = if caller.role < Role::Read { MAX_PUBLIC_BODY_BYTES } else { MAX_MESSAGE_BYTES };
+    let rejected = |code: StatusCode, text: String| Box::new(error_response(code, &Status::invalid_argument(text)));
+    let too_large = || rejected(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {max} bytes"));
+    if request.body().size_hint().lower() > max as u64 {
+        return Err(too_large());
     }
+    DefaultBodyLimit::max(max).apply(&mut request);
+    Bytes::from_request(request, &()).await.map_err(|rejection| match rejection.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => too_large(),
+        code => rejected(code, rejection.body_text()),
+    })
+}
+
+async fn answer(service: &Service, caller: Caller, method: &MethodDescriptor, body: &[u8]) -> Response {
+    let answer = match read_call(caller, method, body) {
+        Ok(call) if method.is_server_streaming() => stream(service, call, method).await,
+        Ok(call) => {
+            let text = dispatch(service, call, method).await;
+            text.map(|text| ([(CONTENT_TYPE, "application/json")], text).into_response())
+        }
+        Err(status) => Err(status),
+    };
+    answer.unwrap_or_else(|status| error_response(http_code(&status), &status))
+}
+
+/// Reads the message of a call.
+fn read_call(caller: Caller, method: &MethodDescriptor, body: &[u8]) -> Result<JsonCall, Status> {
     let body = if body.is_empty() { b"{}" } else { body };
     let mut json = serde_json::Deserializer::from_slice(body);
     let message = DynamicMessage::deserialize(method.input(), &mut json);
@@ -77,10 +106,11 @@ fn read_call(caller: Caller, name: &str, body: &[u8]) -> Result<(MethodDescripto
     let message = message.map_err(|error| {
         Status::invalid_argument(format!("the body is not a valid {} in JSON: {error}", method.input().name()))
     })?;
-    Ok((method, JsonCall { bytes: message.encode_to_vec(), caller }))
+    Ok(JsonCall { bytes: message.encode_to_vec(), caller })
 }
 
 async fn dispatch(service: &Service, call: JsonCall, method: &MethodDescriptor) -> Result<String, Status> {
+    let caller = call.caller.clone();
     let bytes = match method.name() {
         "PutOverrides" => write(service.put_overrides(call.read()?).await)?,
         "ListOverrides" => write(service.list_overrides(call.read()?).await)?,
@@ -103,7 +133,11 @@ async fn dispatch(service: &Service, call: JsonCall, method: &MethodDescriptor) 
         "Simulate" => write(service.simulate(call.read()?).await)?,
         name => return Err(Status::unimplemented(format!("the method {name} is not available as JSON"))),
     };
-    to_json(method.output(), &bytes)
+    let output = method.output();
+    if bytes.len() < MIN_LARGE_BYTES {
+        return to_json(output, &bytes);
+    }
+    service.build(&caller, move || to_json(output, &bytes)).await?
 }
 
 /// Responds with an event for each message.
@@ -181,16 +215,6 @@ fn code_name(code: Code) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_comments_of_public_methods_name_the_role() {
-        let service = SERVICE.as_ref().unwrap();
-        let says_so = |method: &MethodDescriptor| {
-            super::super::openapi::comment(&method.parent_file(), method.path()).contains("role `public`")
-        };
-        let public: Vec<_> = service.methods().filter(says_so).map(|method| method.name().to_owned()).collect();
-        assert_eq!(public, PUBLIC_METHODS);
-    }
 
     #[test]
     fn codes_have_the_names_that_grpc_specifies() {

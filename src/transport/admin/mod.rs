@@ -10,6 +10,7 @@ mod convert;
 pub mod fuzz;
 mod json;
 mod openapi;
+mod roles;
 mod service;
 mod simulate;
 
@@ -17,7 +18,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, Request, State},
+    extract::{Request, State},
     http::{
         HeaderMap, StatusCode,
         header::{AUTHORIZATION, CONTENT_TYPE},
@@ -43,15 +44,16 @@ use self::{
 };
 use super::{
     TlsError,
-    browser_security::secure,
     grpc::TlsSettings,
-    http_server::{Connection, HttpServer},
+    http_server::{Authenticated, Connection, HttpServer},
     tls::Tls,
 };
 use crate::{budget::Budget, service::Admin};
 
 /// Maximum size of a message. A hundred overrides with the longest values fit, and a part of an access log.
 const MAX_MESSAGE_BYTES: usize = 1 << 20;
+/// Beginning of the paths of gRPC calls.
+const GRPC_PREFIX: &str = "/sluicegate.admin.v1.AdminService/";
 /// Default of [`Settings::max_connections`]. Operators and dashboards are few.
 const DEFAULT_MAX_CONNECTIONS: usize = 128;
 
@@ -61,7 +63,7 @@ const DEFAULT_MAX_CONNECTIONS: usize = 128;
 pub struct Settings {
     /// Address to listen on. Without it, the admin API is off.
     pub addr: Option<SocketAddr>,
-    /// Maximum number of connections. Above it, a new connection replaces the one with the oldest last response.
+    /// Maximum number of connections. Above it, a new connection replaces another one.
     pub max_connections: usize,
     /// File with one token per line, `read TOKEN NAME` or `operate TOKEN NAME`. Reloaded when it changes.
     pub token_file: Option<PathBuf>,
@@ -147,12 +149,16 @@ impl Server {
         self.http.local_addr()
     }
 
+    /// Returns the listener.
+    pub(super) const fn listener(&self) -> &HttpServer {
+        &self.http
+    }
+
     /// Serves the API and the pages of the console until `stopping` is true.
     pub async fn run(self, api: Api, pages: Router, stopping: watch::Receiver<bool>) {
         let Self { http, authenticator } = self;
         tokio::spawn(Arc::clone(&authenticator).follow());
         let router = router(&api, &authenticator).merge(pages);
-        let router = router.layer(middleware::from_fn(secure));
         let router_of = move |connection: &Connection<'_>| {
             let certificate = connection.certificate;
             let certified = certificate.and_then(|certificate| authenticator.by_certificate(certificate));
@@ -207,7 +213,6 @@ impl Api {
         Router::new()
             .route("/v1/{method}", post(json::call))
             .route("/openapi.json", get(openapi::describe))
-            .layer(DefaultBodyLimit::max(MAX_MESSAGE_BYTES))
             .with_state(Arc::clone(&self.service))
     }
 }
@@ -237,7 +242,8 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Rejects requests without a known caller. The methods check the role.
+/// Rejects requests without a known caller, and gRPC calls of callers without the role of the method. Calls as JSON check
+/// the role before they read their body.
 async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut request: Request, next: Next) -> Response {
     let certified = request.extensions().get::<CertificateCaller>().and_then(|caller| caller.0.clone());
     // A token has precedence: many programs on a host may share one certificate.
@@ -252,6 +258,13 @@ async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut reque
         );
         return error_response(StatusCode::UNAUTHORIZED, &status, is_grpc);
     };
+    let method = request.uri().path().strip_prefix(GRPC_PREFIX);
+    if let Some(method) = method.filter(|_| is_grpc)
+        && let Err(status) = roles::authorize(&caller, method)
+    {
+        return status.into_http();
+    }
+    Authenticated::record(&request);
     request.extensions_mut().insert(caller);
     next.run(request).await
 }

@@ -3,7 +3,7 @@
 use std::{collections::BinaryHeap, sync::Arc, time::Instant};
 
 use sluicegate_proto::sluicegate::admin::v1::{self as api, admin_service_server::AdminService};
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status};
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
         counter, descriptor, files as read_files, outcomes, read_change, read_target, reject, reject_candidate, rule,
         time, write_override, write_target,
     },
+    roles::require_operate,
     simulate::{read_simulation, reject as reject_simulation, write_outcome},
 };
 use crate::{
@@ -30,6 +31,8 @@ use crate::{
     traffic::{self, access_log::Mapping},
 };
 
+/// Maximum number of large responses that are built at the same time.
+const MAX_BUILDING: usize = 2;
 /// Maximum number of entities that `GetRuleUsage` lists.
 const MAX_LISTED_USAGES: usize = 50;
 
@@ -39,6 +42,8 @@ pub(super) struct Service {
     started: Instant,
     offer: Offer,
     stopping: watch::Receiver<bool>,
+    /// Bounds the number of large responses that are built at the same time, for public and for authenticated callers.
+    building: [Arc<Semaphore>; 2],
 }
 
 /// Properties of the API that callers can query.
@@ -54,19 +59,36 @@ type MethodResult<T> = Result<Response<T>, Status>;
 
 impl Service {
     pub(super) fn new(admin: Admin, offer: Offer, stopping: watch::Receiver<bool>) -> Self {
-        Self { admin, started: Instant::now(), offer, stopping }
+        let building = [(); 2].map(|()| Arc::new(Semaphore::new(MAX_BUILDING)));
+        Self { admin, started: Instant::now(), offer, stopping, building }
+    }
+
+    /// Builds a response that can be large on another thread, so that it does not block the control runtime.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the service shuts down.
+    pub(super) async fn build<T: Send + 'static>(
+        &self,
+        caller: &Caller,
+        build: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Status> {
+        let unavailable = || Status::unavailable("the service is shutting down");
+        let building = Arc::clone(&self.building[usize::from(!caller.name.is_empty())]);
+        let permit = building.acquire_owned().await.map_err(|_| unavailable())?;
+        let build = move || {
+            // Also if the caller has left.
+            let _permit = permit;
+            build()
+        };
+        tokio::task::spawn_blocking(build).await.map_err(|_| unavailable())
     }
 
     /// Returns the author and reason of a call that requires the role `operate`, and rejects callers without this role.
     fn info<T>(request: &Request<T>, reason: &str) -> Result<ChangeInfo, Status> {
-        let Caller { name: author, role } = caller(request)?;
-        if role < Role::Operate {
-            return Err(Status::permission_denied(match author.is_empty() {
-                true => "this method requires a token with the role operate".to_owned(),
-                false => format!("{author} has the role read, and this method requires the role operate"),
-            }));
-        }
-        Ok(ChangeInfo { author, reason: reason.to_owned(), at: 0 })
+        let caller = caller(request)?;
+        require_operate(&caller)?;
+        Ok(ChangeInfo { author: caller.name, reason: reason.to_owned(), at: 0 })
     }
 
     /// Returns the key prefix of the store.
@@ -106,12 +128,13 @@ impl AdminService for Service {
         &self,
         request: Request<api::ListOverridesRequest>,
     ) -> MethodResult<api::ListOverridesResponse> {
+        let caller = caller(&request)?;
         let api::ListOverridesRequest { prefix, page_size, page_token } = request.into_inner();
         let size = page(page_size, 100);
         let snapshot = self.admin.reloader.rules().load_full();
         let [limits, plans, switches] = snapshot.overrides().counts().map(|count| count as u64);
-        // With a million overrides this takes long, and must not block the other tasks of the control runtime.
-        let listed = tokio::task::spawn_blocking(move || {
+        // With a million overrides this takes long.
+        let listed = self.build(&caller, move || {
             let matches =
                 |name: &str| name.starts_with(&prefix) && (page_token.is_empty() || name > page_token.as_str());
             let all = snapshot.overrides();
@@ -130,8 +153,7 @@ impl AdminService for Service {
             let get = |name: &String| all.get(&Target::parse(name).ok()?);
             (names.iter().filter_map(get).map(|entry| write_override(&entry, Origin::Store)).collect(), next)
         });
-        let (overrides, next_page_token) =
-            listed.await.map_err(|_| Status::unavailable("the service is shutting down"))?;
+        let (overrides, next_page_token) = listed.await?;
         let version = self.admin.overrides.status().version;
         let response = api::ListOverridesResponse { overrides, next_page_token, version, limits, plans, switches };
         Ok(Response::new(response))
@@ -199,11 +221,15 @@ impl AdminService for Service {
     }
 
     async fn list_rules(&self, request: Request<api::ListRulesRequest>) -> MethodResult<api::ListRulesResponse> {
+        let caller = caller(&request)?;
         let domain = request.into_inner().domain;
         let (status, snapshot) = (self.admin.reloader.status(), self.admin.reloader.rules().load_full());
-        let matches = |rule: &&crate::rules::Rule| domain.is_empty() || *rule.labels[0] == *domain;
-        let rules = snapshot.rules().rules().iter().filter(matches);
-        let rules = rules.map(|listed| rule(listed, Some(&snapshot))).collect();
+        let list = move || {
+            let matches = |rule: &&crate::rules::Rule| domain.is_empty() || *rule.labels[0] == *domain;
+            let rules = snapshot.rules().rules().iter().filter(matches);
+            rules.map(|listed| rule(listed, Some(&snapshot))).collect()
+        };
+        let rules = self.build(&caller, list).await?;
         let last_error = status.last_error.unwrap_or_default();
         Ok(Response::new(api::ListRulesResponse { loaded_at: status.loaded_at.map(time), last_error, rules }))
     }
@@ -350,8 +376,8 @@ impl AdminService for Service {
         &self,
         request: Request<api::WatchActivityRequest>,
     ) -> MethodResult<Self::WatchActivityStream> {
-        let role = caller(&request)?.role;
-        let viewer = self.admin.activity.watch(request.into_inner().all_instances);
+        let Caller { name, role } = caller(&request)?;
+        let viewer = self.admin.activity.watch(request.into_inner().all_instances, !name.is_empty());
         let viewer = viewer.map_err(|error| Status::resource_exhausted(error.to_string()))?;
         Ok(Response::new(stream_updates(viewer, role, self.stopping.clone())))
     }
@@ -360,12 +386,12 @@ impl AdminService for Service {
         &self,
         request: Request<api::ListRuleActivityRequest>,
     ) -> MethodResult<api::ListRuleActivityResponse> {
+        let caller = caller(&request)?;
         let query = read_query(request.into_inner())?;
         let status = self.admin.reloader.status();
         let activity = Arc::clone(&self.admin.activity);
-        // With 100,000 rules this takes long, and must not block the other tasks of the control runtime.
-        let list = tokio::task::spawn_blocking(move || write_rules(activity.list_rules(&query))).await;
-        let list = list.map_err(|_| Status::unavailable("the service is shutting down"))?;
+        // With 100,000 rules this takes long.
+        let list = self.build(&caller, move || write_rules(activity.list_rules(&query))).await?;
         let last_error = status.last_error.unwrap_or_default();
         let loaded_at = status.loaded_at.map(time);
         Ok(Response::new(api::ListRuleActivityResponse { loaded_at, last_error, ..list }))
@@ -413,10 +439,10 @@ impl AdminService for Service {
     }
 
     async fn simulate(&self, request: Request<api::SimulateRequest>) -> MethodResult<api::SimulateResponse> {
+        let caller = caller(&request)?;
         let simulation = read_simulation(request.into_inner())?;
         let outcome = self.admin.simulator.run(simulation).await.map_err(|error| reject_simulation(&error))?;
-        let response = tokio::task::spawn_blocking(move || write_outcome(&outcome)).await;
-        Ok(Response::new(response.map_err(|_| Status::unavailable("the service is shutting down"))?))
+        Ok(Response::new(self.build(&caller, move || write_outcome(&outcome)).await?))
     }
 }
 

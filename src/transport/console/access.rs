@@ -17,6 +17,7 @@ use super::Visibility;
 use crate::transport::{
     admin::{Api, Caller, Role},
     browser_security::authority,
+    http_server::Authenticated,
 };
 
 /// Determines the role of a caller on the HTTP listener.
@@ -36,7 +37,10 @@ impl Access {
 /// Determines the caller of a request: by its token, or by the setting for callers without one.
 pub(super) async fn admit(State(access): State<Access>, mut request: Request, next: Next) -> Response {
     let caller = match access.api.caller_with_token(request.headers()) {
-        Some(Ok(caller)) => caller,
+        Some(Ok(caller)) => {
+            Authenticated::record(&request);
+            caller
+        }
         Some(Err(response)) => return *response,
         None => Caller { name: String::new(), role: anonymous_role(access.visibility, access.peer, &request) },
     };

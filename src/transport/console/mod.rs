@@ -12,7 +12,7 @@ use axum::{Router, middleware};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::{admin::Api, browser_security::secure, http_server::Connection};
+use super::{admin::Api, http_server::Connection};
 
 /// Settings of the web console.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -71,6 +71,6 @@ impl Console {
         }
         let access = Access::new(self.api.clone(), self.settings.entities, connection.peer.ip());
         let api = self.api.json_routes().layer(middleware::from_fn_with_state(access, admit));
-        api.merge(self.pages()).layer(middleware::from_fn(secure))
+        api.merge(self.pages())
     }
 }

@@ -26,7 +26,7 @@ use super::{
     keep_alive::KeepAlive,
     listener::Stream,
 };
-use crate::transport::tls::Tls;
+use crate::transport::{connections::Slot, tls::Tls};
 
 /// Timeout each for the TLS handshake with the first bytes of a connection, and for the HTTP/2 handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -48,25 +48,30 @@ const SMALL_FRAMES_BUDGET: usize = 512 * 1024;
 /// have 60 KiB.
 const MAX_HEADER_BYTES: u32 = 80 * 1024;
 
+/// What a connection uses besides its stream and its handler.
+pub(super) struct ConnectionContext {
+    pub(super) errors: Arc<CallerErrors>,
+    pub(super) budgets: Budgets,
+    /// Its place among the connections of the listener.
+    pub(super) slot: Arc<Slot>,
+    pub(super) shutdown: watch::Receiver<bool>,
+}
+
 /// Serves a connection until it ends, reaches its maximum age, or the server shuts down.
 pub(super) async fn serve(
     stream: Stream,
     handler: Arc<Handler>,
     settings: &Settings,
     tls: Option<Arc<Tls>>,
-    errors: Arc<CallerErrors>,
-    budgets: Budgets,
-    shutdown: watch::Receiver<bool>,
+    context: ConnectionContext,
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
-        Stream::Unix(stream) => return serve_http2(stream, handler, settings, errors, budgets, shutdown).await,
+        Stream::Unix(stream) => return serve_http2(stream, handler, settings, context).await,
     };
     match timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, tls)).await {
-        Ok(Ok(Some(Accepted::Plain(stream)))) => {
-            serve_http2(stream, handler, settings, errors, budgets, shutdown).await;
-        }
-        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, handler, settings, errors, budgets, shutdown).await,
+        Ok(Ok(Some(Accepted::Plain(stream)))) => serve_http2(stream, handler, settings, context).await,
+        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, handler, settings, context).await,
         Ok(Ok(None)) => tracing::debug!("rejected a connection that uses HTTP/1"),
         Ok(Err(error)) => tracing::debug!(%error, "connection handshake failed"),
         Err(_) => tracing::debug!("connection handshake timed out"),
@@ -115,10 +120,9 @@ pub(super) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     stream: S,
     handler: Arc<Handler>,
     settings: &Settings,
-    errors: Arc<CallerErrors>,
-    budgets: Budgets,
-    mut shutdown: watch::Receiver<bool>,
+    context: ConnectionContext,
 ) {
+    let ConnectionContext { errors, budgets, slot, mut shutdown } = context;
     let (mut connection, mut keep_alive) = match handshake(stream, handler, settings, &errors, budgets).await {
         Ok(connected) => connected,
         Err(error) => {
@@ -129,12 +133,14 @@ pub(super) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
     // ± 10%, so that connections that were opened together do not all close together.
     let age = settings.max_connection_age.mul_f64(rand::random_range(0.9..1.1));
     let mut end = pin!(sleep_until(Instant::now() + age));
+    let mut usage = Usage { slot, last_call: connection.last_call(), has_calls: false };
     loop {
         let is_leaving = connection.is_leaving();
         let serving = poll_fn(|context| {
             if let Poll::Ready(result) = connection.poll(context) {
                 return Poll::Ready(result);
             }
+            usage.record(connection.last_call(), connection.has_calls());
             ready!(keep_alive.poll(context, connection.last_call()));
             tracing::debug!("a ping was not answered in time; closing connection");
             connection.abort(context);
@@ -159,6 +165,27 @@ pub(super) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
         tracing::debug!("closing connection gracefully");
         connection.leave();
         end.as_mut().reset(Instant::now() + settings.max_connection_age_grace);
+    }
+}
+
+/// Keeps the slot of a connection up to date.
+struct Usage {
+    slot: Arc<Slot>,
+    last_call: Instant,
+    has_calls: bool,
+}
+
+impl Usage {
+    /// Records the time of the last call, and whether calls are in progress.
+    fn record(&mut self, last_call: Instant, has_calls: bool) {
+        if self.last_call != last_call {
+            self.last_call = last_call;
+            self.slot.record_use();
+        }
+        if self.has_calls != has_calls {
+            self.has_calls = has_calls;
+            self.slot.set_has_calls(has_calls);
+        }
     }
 }
 

@@ -21,7 +21,7 @@ use super::{
     Handler, Limits, QuotaService, ResourceService, ResponseSettings, Settings, build_tonic_services,
     caller_errors::CallerErrors,
     checker::Checker,
-    connection::serve_http2,
+    connection::{ConnectionContext, serve_http2},
     decode::{decode, decode_by_hand, decode_with_prost},
     input::Budgets,
     message::PREFIX,
@@ -42,7 +42,7 @@ use crate::{
     },
     store::{AnyStore, Memory, memory},
     telemetry::Traces,
-    transport::input::Settings as InputSettings,
+    transport::{connections::Connections, input::Settings as InputSettings},
 };
 
 /// Rules with each kind of limit.
@@ -195,7 +195,9 @@ pub fn http2(input: &[u8]) {
             let (settings, errors) = (Settings::default(), Arc::<CallerErrors>::default());
             let input = InputSettings::default();
             let budgets = Budgets::new(input.budget(), input.streams(), &settings.limits);
-            let serving = serve_http2(server, Arc::clone(&service.handler), &settings, errors, budgets, stopping);
+            let slot = Arc::new(Connections::new(1, "fuzz").open(None));
+            let context = ConnectionContext { errors, budgets, slot, shutdown: stopping };
+            let serving = serve_http2(server, Arc::clone(&service.handler), &settings, context);
             let calling = async {
                 // The connection may be closed before everything is sent.
                 let _ = client.write_all(&bytes).await;

@@ -79,6 +79,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         self.last_call
     }
 
+    /// Returns whether calls are in progress.
+    pub(super) fn has_calls(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
     /// Returns whether the connection is to be closed.
     pub(super) fn is_leaving(&self) -> bool {
         *self.leaving.borrow()

@@ -58,10 +58,11 @@ impl Listener {
         }
     }
 
-    pub(super) async fn accept(&self) -> io::Result<Stream> {
+    /// Waits for a connection. Returns it with the address of its peer, which a Unix socket does not have.
+    pub(super) async fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
         match self {
-            Self::Tcp(listener) => listener.accept().await.map(|(stream, _)| Stream::Tcp(stream)),
-            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| Stream::Unix(stream)),
+            Self::Tcp(listener) => listener.accept().await.map(|(stream, peer)| (Stream::Tcp(stream), Some(peer))),
+            Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| (Stream::Unix(stream), None)),
         }
     }
 }

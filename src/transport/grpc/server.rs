@@ -5,6 +5,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
@@ -20,18 +21,25 @@ use tokio::{
 };
 
 use super::{
-    CallerErrors, Handler, Settings, connection,
+    CallerErrors, Handler, Settings,
+    connection::{self, ConnectionContext},
     input::Budgets,
     listener::{Listener, PassedStream, Stream},
 };
 use crate::{
     budget::Budget,
     metrics::{LogThrottle, observe_counter, observe_gauge},
-    transport::{TlsError, tls::Tls},
+    transport::{
+        TlsError,
+        connections::{Connections, Slot},
+        tls::Tls,
+    },
 };
 
 /// Capacity of the queue of connections that are passed to a worker.
 const HAND_OVER_CAPACITY: usize = 1_024;
+/// Unit of the time at which a connection was last used.
+const TICK: Duration = Duration::from_secs(1);
 /// Pause after a failed accept. The most likely reason is that no file descriptors are free.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -57,8 +65,14 @@ pub enum ServerError {
 /// The acceptor's view of a worker.
 struct Worker {
     connections: Arc<AtomicUsize>,
-    sender: mpsc::Sender<PassedStream>,
+    sender: mpsc::Sender<NewConnection>,
     thread: thread::JoinHandle<()>,
+}
+
+/// A connection that is passed to a worker.
+struct NewConnection {
+    stream: PassedStream,
+    slot: Slot,
 }
 
 /// A gRPC server with an open listener.
@@ -68,6 +82,7 @@ pub struct Server {
     tls: Option<Arc<Tls>>,
     budgets: Budgets,
     errors: Arc<CallerErrors>,
+    connections: Arc<Connections>,
     workers: Vec<Worker>,
 }
 
@@ -90,7 +105,9 @@ impl Server {
         };
         let listener = listener.map_err(|source| ServerError::Listen { at, source })?;
         let budgets = Budgets::new(messages.clone(), streams.clone(), &settings.limits);
-        Ok(Self { listener, settings: Arc::new(settings), tls, budgets, errors, workers: Vec::new() })
+        let connections = Connections::new(settings.max_connections, "grpc");
+        let settings = Arc::new(settings);
+        Ok(Self { listener, settings, tls, budgets, errors, connections, workers: Vec::new() })
     }
 
     /// Returns the address with the actual port, or the path of the socket.
@@ -135,6 +152,11 @@ impl Server {
         Ok(())
     }
 
+    /// Returns the open connections.
+    pub(in crate::transport) fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
+    }
+
     /// Registers the numbers of connections with `meter`, in total and by worker.
     pub fn observe(&self, meter: &Meter) {
         let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
@@ -167,15 +189,16 @@ impl Server {
 
     /// Accepts connections until `shutdown` is true, and then waits until the workers have finished their calls.
     pub async fn run(self, mut shutdown: watch::Receiver<bool>) {
-        let Self { listener, settings, tls, workers, .. } = self;
+        let Self { listener, tls, connections, workers, .. } = self;
         if let Some(tls) = tls {
             tokio::spawn(tls.follow());
         }
-        let (log_accept_error, log_full) = (LogThrottle::default(), LogThrottle::default());
+        let log_accept_error = LogThrottle::default();
+        let mut tick = tokio::time::interval(TICK);
         loop {
             tokio::select! {
                 accepted = listener.accept() => match accepted {
-                    Ok(stream) => hand_over(stream, &workers, settings.max_connections, &log_full),
+                    Ok((stream, peer)) => hand_over(stream, peer, &workers, &connections),
                     Err(error) => {
                         if log_accept_error.should_log() {
                             tracing::warn!(%error, "cannot accept connections; trying again");
@@ -183,6 +206,7 @@ impl Server {
                         tokio::time::sleep(ACCEPT_PAUSE).await;
                     }
                 },
+                _ = tick.tick() => connections.advance(),
                 () = connection::wait_for_shutdown(&mut shutdown) => break,
             }
         }
@@ -193,15 +217,8 @@ impl Server {
     }
 }
 
-/// Passes a connection to the worker with the fewest connections. Closes it if `max` connections are open.
-fn hand_over(stream: Stream, workers: &[Worker], max: usize, log_full: &LogThrottle) {
-    let open: usize = workers.iter().map(|worker| worker.connections.load(Relaxed)).sum();
-    if open >= max {
-        if log_full.should_log() {
-            tracing::warn!(max, "grpc.max_connections connections are open; closing new connections");
-        }
-        return;
-    }
+/// Passes a connection to the worker with the fewest connections. At the maximum, it replaces another one.
+fn hand_over(stream: Stream, peer: Option<SocketAddr>, workers: &[Worker], connections: &Arc<Connections>) {
     let Some(worker) = workers.iter().min_by_key(|worker| worker.connections.load(Relaxed)) else {
         return;
     };
@@ -209,7 +226,8 @@ fn hand_over(stream: Stream, workers: &[Worker], max: usize, log_full: &LogThrot
     match stream.pass() {
         Ok(stream) => {
             worker.connections.fetch_add(1, Relaxed);
-            if worker.sender.try_send(stream).is_err() {
+            let slot = connections.open(peer);
+            if worker.sender.try_send(NewConnection { stream, slot }).is_err() {
                 worker.connections.fetch_sub(1, Relaxed);
                 tracing::warn!("a worker's queue of new connections is full; closing a new connection");
             }
@@ -228,7 +246,7 @@ impl Drop for ConnectionGuard {
 }
 
 async fn work(
-    mut receiver: mpsc::Receiver<PassedStream>,
+    mut receiver: mpsc::Receiver<NewConnection>,
     handler: &Arc<Handler>,
     (settings, tls, budgets): (&Arc<Settings>, Option<&Arc<Tls>>, &Budgets),
     errors: &Arc<CallerErrors>,
@@ -238,12 +256,12 @@ async fn work(
     let mut connections = tokio::task::JoinSet::new();
     let mut stopping = shutdown.clone();
     loop {
-        let stream = tokio::select! {
-            stream = receiver.recv() => stream,
+        let new = tokio::select! {
+            new = receiver.recv() => new,
             Some(_) = connections.join_next() => continue,
             () = connection::wait_for_shutdown(&mut stopping) => None,
         };
-        let Some(stream) = stream else {
+        let Some(NewConnection { stream, slot }) = new else {
             break;
         };
         let guard = ConnectionGuard(Arc::clone(count));
@@ -252,11 +270,13 @@ async fn work(
         };
         let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
         let (tls, errors, shutdown) = (tls.cloned(), Arc::clone(errors), shutdown.clone());
-        let budgets = budgets.clone();
-        connections.spawn(async move {
-            connection::serve(stream, handler, &settings, tls, errors, budgets, shutdown).await;
+        let slot = Arc::new(slot);
+        let context = ConnectionContext { errors, budgets: budgets.clone(), slot: Arc::clone(&slot), shutdown };
+        let task = connections.spawn(async move {
+            connection::serve(stream, handler, &settings, tls, context).await;
             drop(guard);
         });
+        slot.set_task(task);
     }
     while connections.join_next().await.is_some() {}
 }
@@ -274,10 +294,11 @@ mod tests {
         let worker = Worker { connections: Arc::clone(&connections), sender, thread: thread::spawn(|| ()) };
         let workers = [worker];
         let connect = async || Stream::Tcp(tokio::net::TcpStream::connect(address).await.unwrap());
-        hand_over(connect().await, &workers, 2, &LogThrottle::default());
+        let all = Connections::new(2, "grpc");
+        hand_over(connect().await, None, &workers, &all);
         assert_eq!(connections.load(Relaxed), 1);
         // The queue has a capacity of one connection.
-        hand_over(connect().await, &workers, 2, &LogThrottle::default());
+        hand_over(connect().await, None, &workers, &all);
         assert_eq!((connections.load(Relaxed), receiver.len()), (1, 1));
     }
 }

@@ -15,7 +15,7 @@ pub struct Settings {
     pub addr: SocketAddr,
     /// Unix socket to listen on instead of `addr`.
     pub uds: Option<PathBuf>,
-    /// Maximum number of connections. Further connections are closed immediately.
+    /// Maximum number of connections. Above it, a new connection replaces another one.
     pub max_connections: usize,
     /// Maximum number of concurrent calls on one connection.
     pub max_concurrent_streams: u32,

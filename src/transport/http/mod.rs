@@ -2,7 +2,9 @@
 
 mod json;
 mod json_text;
+mod page;
 mod resources;
+mod rules;
 
 use std::{
     io,
@@ -11,36 +13,44 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
-    time::{Duration, UNIX_EPOCH},
+    thread,
 };
 
 use axum::{
     Router,
-    extract::{DefaultBodyLimit, State},
-    http::{
-        HeaderMap, StatusCode,
-        header::{ACCEPT, CONTENT_TYPE},
-    },
+    extract::{DefaultBodyLimit, Request, State},
+    http::{HeaderMap, StatusCode, header::ACCEPT},
+    middleware::{Next, from_fn_with_state},
     response::{IntoResponse, Response},
-    routing::{any, get},
+    routing::{any, get, post},
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use tokio::{sync::watch, task::JoinSet};
+use tokio::{
+    runtime::{self, Handle},
+    sync::{oneshot, watch},
+    task::JoinSet,
+};
 
+use self::page::Page;
 use super::{
     console::Console,
     grpc::{CallerErrors, Limits, ResponseSettings},
-    http_server::{Connection, HttpServer},
+    http_server::{Connection, HttpServer, SharedPage},
 };
 use crate::{
     budget::Budget,
-    engine::overrides::Target,
-    rules::Measure,
     service::{Check, OverrideSync, ResourceReports, reload::Reloader},
     store::AnyStore,
     telemetry::{Exposition, MetricsPage},
 };
+
+/// Media type of pages of text.
+const TEXT: &str = "text/plain; charset=utf-8";
+/// Maximum size of a report of a resource, in bytes.
+const MAX_REPORT_BYTES: usize = 64 * 1024;
+/// Maximum number of threads that build pages. A page is built once for all callers that wait for it.
+const MAX_PAGE_THREADS: usize = 2;
 
 /// Settings for HTTP.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -48,7 +58,7 @@ use crate::{
 pub struct Settings {
     /// Address to listen on.
     pub addr: SocketAddr,
-    /// Maximum number of connections. Above it, a new connection replaces the one with the oldest last response.
+    /// Maximum number of connections. Above it, a new connection replaces another one.
     pub max_connections: usize,
     /// Additional address for `/rlconfig` and `/stats`, as the debug port of envoyproxy/ratelimit.
     pub debug_addr: Option<SocketAddr>,
@@ -120,19 +130,78 @@ impl Server {
         self.0.iter().map(|(server, _)| server.local_addr()).collect()
     }
 
+    /// Returns the listeners.
+    pub(super) fn listeners(&self) -> impl Iterator<Item = &HttpServer> {
+        self.0.iter().map(|(server, _)| server)
+    }
+
     /// Serves requests until `stopping` is true, and then finishes the requests in progress.
-    pub async fn run(self, handlers: Handlers, console: Console, stopping: watch::Receiver<bool>) {
+    ///
+    /// A thread of its own accepts the connections, reads the heads, and answers health checks. It hands all other
+    /// requests to the runtime of the caller, or to threads that build pages.
+    pub async fn run(
+        self,
+        handlers: Handlers,
+        console: Console,
+        stopping: watch::Receiver<bool>,
+        watchdog: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let control = Handle::current();
+        let (finished, finish) = oneshot::channel::<()>();
+        let serve = move || {
+            let mut runtime = runtime::Builder::new_current_thread();
+            let runtime = runtime.enable_all().max_blocking_threads(MAX_PAGE_THREADS).build();
+            match runtime {
+                Ok(runtime) => {
+                    runtime.block_on(self.serve(handlers, console, stopping, watchdog, control));
+                    runtime.shutdown_background();
+                }
+                Err(error) => tracing::error!(%error, "cannot serve HTTP"),
+            }
+            drop(finished);
+        };
+        match thread::Builder::new().name("http".into()).spawn(serve) {
+            Ok(_) => drop(finish.await),
+            Err(error) => tracing::error!(%error, "cannot serve HTTP"),
+        }
+    }
+
+    async fn serve(
+        self,
+        handlers: Handlers,
+        console: Console,
+        stopping: watch::Receiver<bool>,
+        watchdog: impl Future<Output = ()> + Send + 'static,
+        control: Handle,
+    ) {
+        let watching = tokio::spawn(watchdog);
         let (handlers, console) = (Arc::new(handlers), Arc::new(console));
         let mut running = JoinSet::new();
         for (server, pages) in self.0 {
-            let (router, console) = (pages.router(&handlers), Arc::clone(&console));
+            let (router, console, control) = (pages.router(&handlers, &control), Arc::clone(&console), control.clone());
             let router_of = move |connection: &Connection<'_>| match pages {
-                Pages::All => router.clone().merge(console.routes(connection)),
+                Pages::All => router.clone().merge(on_runtime(&control, console.routes(connection))),
                 Pages::Debug | Pages::Metrics(_) => router.clone(),
             };
             running.spawn(server.run(router_of, stopping.clone()));
         }
         while running.join_next().await.is_some() {}
+        watching.abort();
+    }
+}
+
+/// Returns routes whose requests are handled by tasks of another runtime.
+fn on_runtime(runtime: &Handle, routes: Router) -> Router {
+    routes.layer(from_fn_with_state(runtime.clone(), hand_over))
+}
+
+/// Handles a request on another runtime. If the caller leaves, the handling ends, too.
+async fn hand_over(State(runtime): State<Handle>, request: Request, next: Next) -> Response {
+    let mut handling = JoinSet::new();
+    handling.spawn_on(next.run(request), &runtime);
+    match handling.join_next().await {
+        Some(Ok(response)) => response,
+        Some(Err(_)) | None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
 }
 
@@ -154,94 +223,99 @@ pub struct Handlers {
     pub overrides: Arc<OverrideSync>,
     /// Content of `/metrics` and `/stats`.
     pub page: Arc<MetricsPage>,
+    /// The pages that are being sent.
+    pub pages: LargePages,
     /// Whether the service is shutting down: it still decides requests, but reports itself as not ready.
     pub shutting_down: Arc<AtomicBool>,
     /// Whether the service is unhealthy without rules.
     pub needs_rules: bool,
 }
 
+/// The pages whose size follows from the number of rules and metrics.
+#[derive(Default)]
+pub struct LargePages {
+    text: Page,
+    open_metrics: Page,
+    protobuf: Page,
+    stats: Page,
+    rules: Page,
+}
+
 impl Pages {
     /// Returns the routes of these pages.
-    fn router(&self, handlers: &Arc<Handlers>) -> Router {
-        let router = match self {
-            Self::All => Router::new()
-                .route("/json", any(json::check))
-                .route("/metrics", get(metrics))
-                .route("/rlconfig", get(rules))
-                .route("/stats", get(stats))
-                .route("/healthcheck", get(health))
-                .route("/readyz", get(readiness))
-                .route("/resources/{name}", get(resources::get).post(resources::report).put(resources::report)),
+    fn router(&self, handlers: &Arc<Handlers>, control: &Handle) -> Router {
+        match self {
+            Self::All => {
+                let report = post(resources::report).put(resources::report);
+                let report = report.layer(DefaultBodyLimit::max(MAX_REPORT_BYTES));
+                let decisions = Router::new()
+                    .route("/json", any(json::check))
+                    .layer(DefaultBodyLimit::max(handlers.limits.max_message_bytes))
+                    .route("/resources/{name}", report.get(resources::get))
+                    .with_state(Arc::clone(handlers));
+                Router::new()
+                    .route("/metrics", get(metrics))
+                    .route("/rlconfig", get(rule_list))
+                    .route("/stats", get(stats))
+                    .route("/healthcheck", get(health))
+                    .route("/readyz", get(readiness))
+                    .with_state(Arc::clone(handlers))
+                    .merge(on_runtime(control, decisions))
+            }
             Self::Debug => Router::new()
                 .route("/", get(|| async { "/rlconfig: the rules in force\n/stats: all metrics\n" }))
-                .route("/rlconfig", get(rules))
-                .route("/stats", get(stats)),
-            Self::Metrics(path) => Router::new().route(path, get(metrics)),
-        };
-        router.layer(DefaultBodyLimit::max(handlers.limits.max_message_bytes)).with_state(Arc::clone(handlers))
+                .route("/rlconfig", get(rule_list))
+                .route("/stats", get(stats))
+                .with_state(Arc::clone(handlers)),
+            Self::Metrics(path) => Router::new().route(path, get(metrics)).with_state(Arc::clone(handlers)),
+        }
     }
 }
 
 /// Handles `/stats`: one metric per line, ordered by name.
 async fn stats(State(handlers): State<Arc<Handlers>>) -> Response {
-    let gathered = tokio::task::spawn_blocking(move || handlers.page.write(Exposition::Text)).await;
-    let Some(text) = gathered.ok().and_then(|page| String::from_utf8(page).ok()) else {
-        return StatusCode::INTERNAL_SERVER_ERROR.into_response();
-    };
-    let line = |line: &str| line.rsplit_once(' ').map(|(name, value)| format!("{name}: {value}\n"));
-    let lines = text.lines().filter(|line| !line.starts_with('#')).filter_map(line);
-    lines.collect::<String>().into_response()
+    let metrics = Arc::clone(&handlers.page);
+    respond(handlers.pages.stats.get(move || write_stats(&metrics)).await, TEXT)
+}
+
+fn write_stats(metrics: &MetricsPage) -> Vec<u8> {
+    let text = String::from_utf8(metrics.write(Exposition::Text)).unwrap_or_default();
+    let mut lines = String::new();
+    for line in text.lines().filter(|line| !line.starts_with('#')) {
+        if let Some((name, value)) = line.rsplit_once(' ') {
+            lines.push_str(name);
+            lines.push_str(": ");
+            lines.push_str(value);
+            lines.push('\n');
+        }
+    }
+    lines.into_bytes()
 }
 
 /// Handles `/metrics`, in the format that the caller accepts.
 async fn metrics(State(handlers): State<Arc<Handlers>>, headers: HeaderMap) -> Response {
     let accept = headers.get(ACCEPT).and_then(|accept| accept.to_str().ok());
     let exposition = Exposition::accepted(accept.unwrap_or_default());
-    // With many rules this takes long, and must not block the other tasks of the control runtime.
-    match tokio::task::spawn_blocking(move || handlers.page.write(exposition)).await {
-        Ok(page) => ([(CONTENT_TYPE, exposition.media_type())], page).into_response(),
-        Err(_) => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
-    }
+    let page = match exposition {
+        Exposition::Text => &handlers.pages.text,
+        Exposition::OpenMetrics => &handlers.pages.open_metrics,
+        Exposition::Protobuf => &handlers.pages.protobuf,
+    };
+    let metrics = Arc::clone(&handlers.page);
+    respond(page.get(move || metrics.write(exposition)).await, exposition.media_type())
 }
 
 /// Handles `/rlconfig`: one line per rule, as in envoyproxy/ratelimit.
-///
-/// Comments above the rules contain the time at which they were loaded, the error of newer rules, and the switches.
-async fn rules(State(handlers): State<Arc<Handlers>>) -> String {
-    let status = handlers.reloader.status();
-    let mut text = match status.loaded_at.map(|at| UNIX_EPOCH + Duration::from_secs(at.floor_secs())) {
-        Some(loaded) => format!("# loaded {}\n", humantime::format_rfc3339_seconds(loaded)),
-        None => "# no rules loaded yet\n".to_owned(),
-    };
-    for line in status.last_error.iter().flat_map(|error| error.lines()) {
-        text += &format!("# last error: {line}\n");
+async fn rule_list(State(handlers): State<Arc<Handlers>>) -> Response {
+    let reloader = Arc::clone(&handlers.reloader);
+    respond(handlers.pages.rules.get(move || rules::write(&reloader).into_bytes()).await, TEXT)
+}
+
+fn respond(page: Option<Arc<SharedPage>>, media_type: &'static str) -> Response {
+    match page {
+        Some(page) => page.response(media_type),
+        None => StatusCode::INTERNAL_SERVER_ERROR.into_response(),
     }
-    let snapshot = handlers.reloader.rules().load_full();
-    for (scope, mode, origin) in snapshot.modes().in_force() {
-        let scope = Target::Switch(scope.clone()).to_string();
-        text += &format!("# {scope} {}, origin: {}\n", mode.name(), origin.name());
-    }
-    for rule in snapshot.rules().rules() {
-        let requests = rule.limit.as_ref().map_or(0, |limit| limit.requests());
-        let (unit, multiplier) = match rule.limit.as_ref().map(|limit| limit.measure()) {
-            Some(Measure::Rate { unit, multiplier }) => (unit.name().to_uppercase(), multiplier),
-            Some(Measure::InFlight { .. }) => ("IN_FLIGHT".into(), 1),
-            None => ("UNKNOWN".into(), 1),
-        };
-        let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
-        // envoyproxy/ratelimit does not print the algorithm, so lines about fixed windows do not contain it either.
-        let algorithm = rule.limit.as_ref().filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
-        let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
-        let mode = snapshot.modes().mode_of(&rule.labels[0], Some(rule));
-        let mode = mode.map_or_else(String::new, |mode| format!(", switched: {}", mode.name()));
-        text += &format!(
-            "{}: unit={unit}{multiplier}{algorithm} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}{mode}\n",
-            rule.labels.join("."),
-            rule.shadow_mode,
-            rule.quota_mode,
-        );
-    }
-    text
 }
 
 /// Handles `/healthcheck`: whether the process is alive and accepts callers, as in envoyproxy/ratelimit.
@@ -291,4 +365,34 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
         Some(error) => format!("overrides: version {}, sync failed: {error}\n", status.version),
     };
     (code, format!("{readiness}\nstore: {store}\n{overrides}")).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use axum::body::Body;
+    use tower_service::Service;
+
+    use super::*;
+
+    /// Requests that another runtime handles wait for it, and all others do not.
+    #[tokio::test]
+    async fn health_is_answered_while_the_control_runtime_is_blocked() {
+        let control = runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
+        let (unblock, blocked) = mpsc::channel::<()>();
+        control.spawn(async move { blocked.recv() });
+        let call = get(|| async { thread::current().name().map(str::to_owned).unwrap_or_default() });
+        let mut routes = Router::new()
+            .route("/healthcheck", get(|| async { "OK" }))
+            .merge(on_runtime(control.handle(), Router::new().route("/json", call)));
+        let mut send = |path: &str| routes.call(Request::get(path).body(Body::empty()).unwrap());
+        let call = tokio::spawn(send("/json"));
+        assert_eq!(send("/healthcheck").await.unwrap().status(), StatusCode::OK);
+        assert!(!call.is_finished());
+        unblock.send(()).unwrap();
+        let body = axum::body::to_bytes(call.await.unwrap().unwrap().into_body(), 1_000).await.unwrap();
+        assert!(body.starts_with(b"tokio-r"), "{body:?}");
+        control.shutdown_background();
+    }
 }

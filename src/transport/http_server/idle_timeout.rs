@@ -1,4 +1,8 @@
-//! [`IdleTimeout`]: a stream that fails when no bytes were received or sent for a while.
+//! [`IdleTimeout`]: a stream that fails when no bytes were received or sent for a while, or when the head of a request is
+//! not complete in time.
+//!
+//! The timeout of hyper for heads also ends connections that wait for their next request, and it does not end those that
+//! have sent nothing yet.
 //!
 //! `tokio-io-timeout` has separate timeouts for reading and writing. It would end a stream of events to a caller that
 //! sends nothing.
@@ -6,6 +10,10 @@
 use std::{
     io,
     pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -15,23 +23,100 @@ use tokio::{
     time::{Instant, Sleep, sleep},
 };
 
-/// A stream with a timeout for the time since the last byte in either direction.
+/// First bytes of an HTTP/2 connection. No method of HTTP/1 begins with them.
+const HTTP2_PREFACE: &[u8] = b"PRI";
+
+/// The requests of a connection, whose heads end a wait.
+#[derive(Default)]
+pub(super) struct Requests {
+    begun: AtomicU64,
+    in_progress: AtomicU32,
+}
+
+/// A request in progress.
+pub(super) struct RequestGuard(Arc<Requests>);
+
+impl Requests {
+    /// Records a request whose head is complete.
+    pub(super) fn begin(self: &Arc<Self>) -> RequestGuard {
+        self.begun.fetch_add(1, Relaxed);
+        self.in_progress.fetch_add(1, Relaxed);
+        RequestGuard(Arc::clone(self))
+    }
+}
+
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        self.0.in_progress.fetch_sub(1, Relaxed);
+    }
+}
+
+/// A stream with a timeout for the time since the last byte in either direction, and one for the heads of requests.
 pub(super) struct IdleTimeout<S> {
     stream: Pin<Box<S>>,
     timeout: Duration,
+    head_timeout: Duration,
+    requests: Arc<Requests>,
+    /// The end of the wait for a head, and the number of requests before it. `None` while no head is expected.
+    head: Option<(Instant, u64)>,
+    protocol: Protocol,
+    last_byte: Instant,
     timer: Pin<Box<Sleep>>,
 }
 
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Protocol {
+    Unknown,
+    Http1,
+    /// Frames that belong to no head can arrive at any time.
+    Http2,
+}
+
 impl<S> IdleTimeout<S> {
-    pub(super) fn new(stream: S, timeout: Duration) -> Self {
-        Self { stream: Box::pin(stream), timeout, timer: Box::pin(sleep(timeout)) }
+    pub(super) fn new(stream: S, timeout: Duration, head_timeout: Duration, requests: Arc<Requests>) -> Self {
+        let now = Instant::now();
+        Self {
+            stream: Box::pin(stream),
+            timeout,
+            head_timeout,
+            requests,
+            // The first head is expected at once.
+            head: Some((now + head_timeout, 0)),
+            protocol: Protocol::Unknown,
+            last_byte: now,
+            timer: Box::pin(sleep(head_timeout)),
+        }
     }
 
-    /// Restarts the timer after progress, and fails if there was none for too long.
+    /// Records received bytes.
+    fn receive(&mut self, bytes: &[u8]) {
+        if self.protocol == Protocol::Unknown && !bytes.is_empty() {
+            let is_http2 = bytes.starts_with(HTTP2_PREFACE);
+            self.protocol = if is_http2 { Protocol::Http2 } else { Protocol::Http1 };
+        }
+        if self.protocol == Protocol::Http2 {
+            self.head = None;
+            return;
+        }
+        let begun = self.requests.begun.load(Relaxed);
+        let is_expected = self.head.is_some_and(|(_, before)| before == begun);
+        if !is_expected && self.requests.in_progress.load(Relaxed) == 0 && !bytes.is_empty() {
+            self.head = Some((Instant::now() + self.head_timeout, begun));
+        }
+    }
+
+    /// Records progress, and fails if there was none for too long.
     fn check<T>(&mut self, poll: Poll<io::Result<T>>, context: &mut Context<'_>) -> Poll<io::Result<T>> {
         if poll.is_ready() {
-            self.timer.as_mut().reset(Instant::now() + self.timeout);
+            self.last_byte = Instant::now();
             return poll;
+        }
+        let begun = self.requests.begun.load(Relaxed);
+        self.head = self.head.filter(|(_, before)| *before == begun);
+        let idle_end = self.last_byte + self.timeout;
+        let end = self.head.map_or(idle_end, |(head_end, _)| head_end.min(idle_end));
+        if self.timer.deadline() != end {
+            self.timer.as_mut().reset(end);
         }
         match self.timer.as_mut().poll(context) {
             Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
@@ -46,7 +131,11 @@ impl<S: AsyncRead> AsyncRead for IdleTimeout<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
+        let filled = buffer.filled().len();
         let poll = self.stream.as_mut().poll_read(context, buffer);
+        if matches!(poll, Poll::Ready(Ok(()))) {
+            self.receive(&buffer.filled()[filled..]);
+        }
         self.check(poll, context)
     }
 }
@@ -90,19 +179,91 @@ mod tests {
     use super::*;
 
     const TIMEOUT: Duration = Duration::from_secs(90);
+    const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// A stream of HTTP/1 whose first request has been answered.
+    fn idle<S>(stream: S) -> IdleTimeout<S> {
+        let requests = Arc::new(Requests::default());
+        drop(requests.begin());
+        IdleTimeout::new(stream, TIMEOUT, HEAD_TIMEOUT, requests)
+    }
 
     #[tokio::test(start_paused = true)]
     async fn a_stream_without_bytes_fails() {
         let (stream, _peer) = duplex(64);
         let started = Instant::now();
-        let error = IdleTimeout::new(stream, TIMEOUT).read_u8().await.unwrap_err();
+        let error = idle(stream).read_u8().await.unwrap_err();
         assert_eq!((error.kind(), started.elapsed().as_secs()), (io::ErrorKind::TimedOut, 90));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_request_is_expected_soon() {
+        let (stream, _peer) = duplex(64);
+        let started = Instant::now();
+        let mut stream = IdleTimeout::new(stream, TIMEOUT, HEAD_TIMEOUT, Arc::default());
+        assert_eq!(stream.read_u8().await.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        assert_eq!(started.elapsed().as_secs(), 10);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_bytes_of_a_head_do_not_extend_its_time() {
+        let (stream, mut peer) = duplex(64);
+        let requests = Arc::new(Requests::default());
+        let mut stream = IdleTimeout::new(stream, TIMEOUT, HEAD_TIMEOUT, Arc::clone(&requests));
+        let reading = tokio::spawn(async move {
+            loop {
+                if let Err(error) = stream.read_u8().await {
+                    return (error.kind(), Instant::now());
+                }
+            }
+        });
+        sleep(Duration::from_secs(5)).await;
+        peer.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+        drop(requests.begin());
+        // The next request begins after a while, and its head is not completed.
+        sleep(Duration::from_secs(60)).await;
+        let started = Instant::now();
+        for _ in 0..4 {
+            peer.write_u8(b'G').await.unwrap();
+            sleep(Duration::from_secs(3)).await;
+        }
+        let (error, ended) = reading.await.unwrap();
+        assert_eq!((error, (ended - started).as_secs()), (io::ErrorKind::TimedOut, 10));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_body_of_a_request_is_no_head() {
+        let (stream, mut peer) = duplex(64);
+        let requests = Arc::new(Requests::default());
+        let mut stream = IdleTimeout::new(stream, TIMEOUT, HEAD_TIMEOUT, Arc::clone(&requests));
+        peer.write_u8(b'P').await.unwrap();
+        stream.read_u8().await.unwrap();
+        let _request = requests.begin();
+        peer.write_u8(b'x').await.unwrap();
+        stream.read_u8().await.unwrap();
+        let started = Instant::now();
+        assert!(stream.read_u8().await.is_err());
+        assert_eq!(started.elapsed().as_secs(), 90);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn frames_of_http2_are_no_heads() {
+        let (stream, mut peer) = duplex(64);
+        let mut stream = IdleTimeout::new(stream, TIMEOUT, HEAD_TIMEOUT, Arc::default());
+        peer.write_all(b"PRI * HTTP/2.0").await.unwrap();
+        stream.read_exact(&mut [0; 14]).await.unwrap();
+        sleep(Duration::from_secs(60)).await;
+        peer.write_u8(0).await.unwrap();
+        stream.read_u8().await.unwrap();
+        let started = Instant::now();
+        assert!(stream.read_u8().await.is_err());
+        assert_eq!(started.elapsed().as_secs(), 90);
     }
 
     #[tokio::test(start_paused = true)]
     async fn sent_bytes_keep_a_stream_open_that_receives_nothing() {
         let (stream, mut peer) = duplex(64);
-        let (mut reader, mut writer) = tokio::io::split(IdleTimeout::new(stream, TIMEOUT));
+        let (mut reader, mut writer) = tokio::io::split(idle(stream));
         let started = Instant::now();
         let reading = tokio::spawn(async move { reader.read_u8().await.map_err(|error| error.kind()) });
         for _ in 0..5 {
@@ -117,14 +278,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_reads_nothing_fails_the_stream() {
         let (stream, _peer) = duplex(4);
-        let error = IdleTimeout::new(stream, TIMEOUT).write_all(&[0; 64]).await.unwrap_err();
+        let error = idle(stream).write_all(&[0; 64]).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::TimedOut);
     }
 
     #[tokio::test(start_paused = true)]
     async fn buffered_bytes_are_flushed_and_the_end_is_sent() {
         let (stream, mut peer) = duplex(64);
-        let mut stream = IdleTimeout::new(BufWriter::new(stream), TIMEOUT);
+        let mut stream = idle(BufWriter::new(stream));
         stream.write_u8(7).await.unwrap();
         stream.flush().await.unwrap();
         assert_eq!(timeout(TIMEOUT, peer.read_u8()).await.unwrap().unwrap(), 7);

@@ -4,23 +4,20 @@
 //! open, or the process has no free file descriptors, a new connection replaces the one whose last response is the
 //! oldest. Callers that hold idle connections therefore cannot lock others out.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    net::SocketAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+mod idle_timeout;
+mod rejections;
+mod request_body;
+mod response_body;
+mod shared_page;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use axum::{
     Router,
     extract::{Request, State},
     http::StatusCode,
-    middleware::{Next, from_fn_with_state},
-    response::{IntoResponse, Response},
+    middleware::{Next, from_fn, from_fn_with_state},
+    response::Response,
 };
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
@@ -34,12 +31,21 @@ use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::watch,
-    task::AbortHandle,
+    sync::{Semaphore, watch},
     time::{sleep, timeout},
 };
 
-use super::{grpc::wait_for_shutdown, idle_timeout::IdleTimeout, tls::Tls};
+use self::{idle_timeout::IdleTimeout, response_body::Output};
+pub(super) use self::{
+    rejections::{Rejection, Rejections},
+    shared_page::SharedPage,
+};
+use super::{
+    browser_security::secure,
+    connections::{Connections, Slot},
+    grpc::wait_for_shutdown,
+    tls::Tls,
+};
 use crate::{budget::Budget, metrics::LogThrottle};
 
 /// Timeout for a TLS handshake, and for the head of a request.
@@ -53,6 +59,17 @@ const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
+/// Maximum size of the head of a request, in bytes. HTTP/1 reads and writes parts of bodies in pieces of this size.
+const MAX_HEAD_BYTES: u32 = 16 * 1024;
+/// Flow-control window of an HTTP/2 connection and of each of its requests, in bytes: the smallest one of the protocol.
+const WINDOW_BYTES: u32 = 65_535;
+/// Maximum number of bytes of each response that wait in an HTTP/2 connection.
+const MAX_SEND_BYTES: usize = 64 * 1024;
+/// Maximum number of large heads and of responses of a listener that wait for memory.
+const MAX_WAITING: usize = 64;
+/// Maximum number of requests in progress on an HTTP/2 connection.
+const MAX_CONCURRENT_REQUESTS: u32 = 32;
+
 /// The peer of a connection.
 pub(crate) struct Connection<'a> {
     /// Address of the peer.
@@ -61,15 +78,29 @@ pub(crate) struct Connection<'a> {
     pub(crate) certificate: Option<&'a CertificateDer<'a>>,
 }
 
+/// The connection of a request, in the extensions of the request.
+#[derive(Clone)]
+pub(super) struct Authenticated(Arc<Slot>);
+
+impl Authenticated {
+    /// Records that the request has a caller with a token or a certificate.
+    pub(super) fn record(request: &Request) {
+        if let Some(Self(slot)) = request.extensions().get() {
+            slot.set_authenticated();
+        }
+    }
+}
+
 /// An HTTP listener with a maximum number of connections.
 pub(crate) struct HttpServer {
-    listener: TcpListener,
+    listener: std::net::TcpListener,
     tls: Option<Arc<Tls>>,
-    max_connections: usize,
+    connections: Arc<Connections>,
     /// The name of the listener in log messages.
     name: &'static str,
     /// The memory for bodies and responses of this listener.
     budget: Budget,
+    rejections: Arc<Rejections>,
 }
 
 impl HttpServer {
@@ -81,13 +112,26 @@ impl HttpServer {
         name: &'static str,
         input: &Budget,
     ) -> io::Result<Self> {
+        // It may run on another runtime.
+        let listener = TcpListener::bind(addr).await?.into_std()?;
         let budget = input.share(name, input.max_bytes() / 4);
-        Ok(Self { listener: TcpListener::bind(addr).await?, tls, max_connections, name, budget })
+        let connections = Connections::new(max_connections, name);
+        Ok(Self { listener, tls, connections, name, budget, rejections: Arc::new(Rejections::new(name)) })
     }
 
     /// Returns the address with the actual port.
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
         self.listener.local_addr()
+    }
+
+    /// Returns the open connections.
+    pub(super) fn connections(&self) -> Arc<Connections> {
+        Arc::clone(&self.connections)
+    }
+
+    /// Returns the numbers of rejected requests.
+    pub(super) fn rejections(&self) -> Arc<Rejections> {
+        Arc::clone(&self.rejections)
     }
 
     /// Serves connections until `stopping` is true, and then finishes the calls in progress.
@@ -98,21 +142,25 @@ impl HttpServer {
         router: impl Fn(&Connection<'_>) -> Router + Clone + Send + 'static,
         mut stopping: watch::Receiver<bool>,
     ) {
+        let listener = match TcpListener::from_std(self.listener) {
+            Ok(listener) => listener,
+            Err(error) => return tracing::error!(listener = self.name, %error, "cannot accept connections"),
+        };
         if let Some(tls) = &self.tls {
             tokio::spawn(Arc::clone(tls).follow());
         }
-        let (queue, graceful) = (Arc::new(Mutex::new(ConnectionQueue::default())), GracefulShutdown::new());
-        let (log_full, log_accept_error) = (LogThrottle::default(), LogThrottle::default());
+        let (connections, graceful) = (self.connections, GracefulShutdown::new());
+        let (waiting, log_accept_error) = (Arc::new(Semaphore::new(MAX_WAITING)), LogThrottle::default());
         loop {
             let (stream, peer) = tokio::select! {
-                accepted = self.listener.accept() => match accepted {
+                accepted = listener.accept() => match accepted {
                     Ok(accepted) => accepted,
                     Err(error) => {
                         if log_accept_error.should_log() {
                             tracing::warn!(listener = self.name, %error, "cannot accept connections; trying again");
                         }
                         // The most likely reason is that no file descriptors are free.
-                        lock(&queue).evict_oldest();
+                        connections.evict_one();
                         sleep(ACCEPT_PAUSE).await;
                         continue;
                     }
@@ -121,90 +169,39 @@ impl HttpServer {
             };
             // Responses are small, and must not wait for Nagle's algorithm.
             let _ = stream.set_nodelay(true);
-            let mut locked = lock(&queue);
-            if locked.open.len() >= self.max_connections {
-                locked.evict_oldest();
-                if log_full.should_log() {
-                    tracing::warn!(
-                        listener = self.name,
-                        max = self.max_connections,
-                        "maximum number of connections reached; closing the connection with the oldest last response"
-                    );
-                }
-            }
-            locked.last += 1;
-            let slot = Arc::new(ConnectionSlot { queue: Arc::clone(&queue), position: AtomicU64::new(locked.last) });
+            connections.advance();
+            let slot = Arc::new(connections.open(Some(peer)));
+            let output = Output {
+                budget: self.budget.clone(),
+                rejections: Arc::clone(&self.rejections),
+                slot: Arc::clone(&slot),
+                requests: Arc::default(),
+                waiting: Arc::clone(&waiting),
+            };
             let (tls, router, watcher) = (self.tls.clone(), router.clone(), graceful.watcher());
-            let handle = tokio::spawn(serve((stream, peer), tls, router, slot, watcher)).abort_handle();
-            let last = locked.last;
-            locked.open.insert(last, handle);
+            let task = tokio::spawn(serve((stream, peer), tls, router, Arc::new(output), watcher));
+            slot.set_task(task.abort_handle());
         }
-        drop(self.listener);
+        drop(listener);
         graceful.shutdown().await;
     }
-}
-
-/// The open connections, ordered by the time of their last response.
-#[derive(Default)]
-struct ConnectionQueue {
-    /// The highest position.
-    last: u64,
-    /// The task of each connection, by position.
-    open: BTreeMap<u64, AbortHandle>,
-}
-
-impl ConnectionQueue {
-    fn evict_oldest(&mut self) {
-        if let Some((_, first)) = self.open.pop_first() {
-            first.abort();
-        }
-    }
-}
-
-/// A connection's entry in the queue, removed when the slot is dropped.
-struct ConnectionSlot {
-    queue: Arc<Mutex<ConnectionQueue>>,
-    position: AtomicU64,
-}
-
-impl ConnectionSlot {
-    /// Moves the connection to the end of the queue, after a response.
-    fn move_to_end(&self) {
-        let mut queue = lock(&self.queue);
-        if let Some(handle) = queue.open.remove(&self.position.load(Relaxed)) {
-            queue.last += 1;
-            let last = queue.last;
-            queue.open.insert(last, handle);
-            self.position.store(last, Relaxed);
-        }
-    }
-}
-
-impl Drop for ConnectionSlot {
-    fn drop(&mut self) {
-        lock(&self.queue).open.remove(&self.position.load(Relaxed));
-    }
-}
-
-fn lock(queue: &Mutex<ConnectionQueue>) -> MutexGuard<'_, ConnectionQueue> {
-    queue.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn serve(
     (stream, peer): (TcpStream, SocketAddr),
     tls: Option<Arc<Tls>>,
     router: impl Fn(&Connection<'_>) -> Router,
-    slot: Arc<ConnectionSlot>,
+    output: Arc<Output>,
     watcher: Watcher,
 ) {
     let Some(tls) = tls else {
-        return serve_http(stream, router(&Connection { peer, certificate: None }), slot, watcher).await;
+        return serve_http(stream, router(&Connection { peer, certificate: None }), output, watcher).await;
     };
     match timeout(HEAD_TIMEOUT, tls.accept(stream)).await {
         Ok(Ok(stream)) => {
             let certificates = stream.get_ref().1.peer_certificates();
             let router = router(&Connection { peer, certificate: certificates.and_then(<[_]>::first) });
-            serve_http(stream, router, slot, watcher).await;
+            serve_http(stream, router, output, watcher).await;
         }
         Ok(Err(error)) => tracing::debug!(%error, "TLS handshake failed"),
         Err(_) => tracing::debug!("TLS handshake timed out"),
@@ -214,22 +211,182 @@ async fn serve(
 async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
     router: Router,
-    slot: Arc<ConnectionSlot>,
+    output: Arc<Output>,
     watcher: Watcher,
 ) {
-    let stream = Box::pin(IdleTimeout::new(stream, IDLE_TIMEOUT));
-    let router = router.layer(from_fn_with_state(slot, with_timeout));
+    let stream = IdleTimeout::new(stream, IDLE_TIMEOUT, HEAD_TIMEOUT, Arc::clone(&output.requests));
+    let router = router.layer(from_fn_with_state(output, handle)).layer(from_fn(secure));
     let mut builder = auto::Builder::new(TokioExecutor::new());
-    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    builder.http2().timer(TokioTimer::new()).max_concurrent_streams(32).keep_alive_interval(Some(PING_INTERVAL));
+    builder
+        .http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(None::<Duration>)
+        .max_buf_size(MAX_HEAD_BYTES as usize);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_CONCURRENT_REQUESTS)
+        .max_header_list_size(MAX_HEAD_BYTES)
+        .initial_stream_window_size(WINDOW_BYTES)
+        .initial_connection_window_size(WINDOW_BYTES)
+        .max_send_buf_size(MAX_SEND_BYTES)
+        .keep_alive_interval(Some(PING_INTERVAL));
     let connection = builder.serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
     if let Err(error) = watcher.watch(connection).await {
         tracing::debug!(error, "connection failed");
     }
 }
 
-async fn with_timeout(State(slot): State<Arc<ConnectionSlot>>, request: Request, next: Next) -> Response {
-    let response = timeout(REQUEST_TIMEOUT, next.run(request)).await;
-    slot.move_to_end();
-    response.unwrap_or_else(|_| (StatusCode::REQUEST_TIMEOUT, "request timed out\n").into_response())
+/// Handles a request within the bounds of memory and time.
+async fn handle(State(output): State<Arc<Output>>, mut request: Request, next: Next) -> Response {
+    let (call, _request) = (output.slot.begin_call(), output.requests.begin());
+    let is_grpc = request_body::is_grpc(&request);
+    request.extensions_mut().insert(Authenticated(Arc::clone(&output.slot)));
+    let (request, input) = match request_body::reserve(request, &output.budget, &output.waiting).await {
+        Ok(reserved) => reserved,
+        Err(rejection) => return reject(&output, rejection, is_grpc),
+    };
+    let response = match timeout(REQUEST_TIMEOUT, next.run(request)).await {
+        Ok(response) => response,
+        Err(_) => return reject(&output, Rejection::TooSlow, is_grpc),
+    };
+    if let Some(rejection) = input.as_ref().and_then(request_body::Input::rejection) {
+        return reject(&output, rejection, is_grpc);
+    }
+    if response.status() == StatusCode::PAYLOAD_TOO_LARGE {
+        output.rejections.record(Rejection::TooLarge);
+    }
+    output.reserve(response, call).await
+}
+
+fn reject(output: &Output, rejection: Rejection, is_grpc: bool) -> Response {
+    output.rejections.record(rejection);
+    if is_grpc { rejection.status().into_http() } else { rejection.response() }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{
+        body::Bytes,
+        routing::{get, post},
+    };
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex},
+        task::JoinHandle,
+        time::Instant,
+    };
+
+    use super::*;
+
+    /// Returns what the responses of a connection need.
+    pub(super) fn output() -> Arc<Output> {
+        Arc::new(Output {
+            budget: Budget::new("test", 1 << 20),
+            rejections: Arc::new(Rejections::new("test")),
+            slot: Arc::new(Connections::new(1, "test").open(None)),
+            requests: Arc::default(),
+            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+        })
+    }
+
+    /// Returns the number of responses that were not read.
+    pub(super) fn unread(output: &Output) -> u64 {
+        output.rejections.count(Rejection::Unread)
+    }
+
+    /// A connection in virtual time.
+    struct Caller {
+        stream: DuplexStream,
+        serving: JoinHandle<()>,
+        output: Arc<Output>,
+        started: Instant,
+    }
+
+    impl Caller {
+        fn connect() -> Self {
+            let output = output();
+            let router = Router::new()
+                .route("/", get(|| async { "page" }))
+                .route("/body", post(|body: Bytes| async move { body.len().to_string() }));
+            let (stream, served) = duplex(64 * 1024);
+            let graceful = GracefulShutdown::new();
+            let watcher = graceful.watcher();
+            let serving = tokio::spawn({
+                let output = Arc::clone(&output);
+                async move {
+                    serve_http(served, router, output, watcher).await;
+                    drop(graceful);
+                }
+            });
+            Self { stream, serving, output, started: Instant::now() }
+        }
+
+        async fn send(&mut self, text: &str) {
+            self.stream.write_all(text.as_bytes()).await.unwrap();
+        }
+
+        /// Waits until the service has closed the connection. Returns what it sent, and the time in seconds.
+        async fn end(mut self) -> (String, u64) {
+            let mut text = String::new();
+            self.stream.read_to_string(&mut text).await.unwrap();
+            self.serving.await.unwrap();
+            (text, self.started.elapsed().as_secs())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_connection_is_closed_soon_and_an_idle_one_late() {
+        assert_eq!(Caller::connect().end().await, (String::new(), 10));
+        let mut unfinished = Caller::connect();
+        unfinished.send("GET / HT").await;
+        assert_eq!(unfinished.end().await.1, 10);
+        let mut idle = Caller::connect();
+        idle.send("GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        let (text, seconds) = idle.end().await;
+        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("page"), "{text}");
+        assert_eq!(seconds, 90);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_without_progress_is_rejected_and_counted() {
+        let mut caller = Caller::connect();
+        caller.send("POST /body HTTP/1.1\r\nhost: x\r\ncontent-length: 3\r\n\r\na").await;
+        let output = Arc::clone(&caller.output);
+        let (text, seconds) = caller.end().await;
+        assert!(text.starts_with("HTTP/1.1 408") && text.contains("x-content-type-options: nosniff"), "{text}");
+        assert_eq!((seconds, output.rejections.count(Rejection::TooSlow)), (10, 1));
+        assert_eq!(output.budget.used_bytes(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_may_take_half_a_minute() {
+        let mut caller = Caller::connect();
+        caller.send("POST /body HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 4\r\n\r\n").await;
+        for _ in 0..4 {
+            sleep(Duration::from_secs(7)).await;
+            caller.send("a").await;
+        }
+        let (text, _) = caller.end().await;
+        assert!(text.starts_with("HTTP/1.1 200") && text.ends_with("\r\n\r\n4"), "{text}");
+        let mut slow = Caller::connect();
+        slow.send("POST /body HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\n").await;
+        for _ in 0..4 {
+            sleep(Duration::from_secs(7)).await;
+            slow.send("a").await;
+        }
+        let (text, seconds) = slow.end().await;
+        assert!(text.starts_with("HTTP/1.1 408"), "{text}");
+        assert_eq!(seconds, 30);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn heads_have_a_maximum_size() {
+        for (bytes, code) in [(1_000, 200), (20_000, 431)] {
+            let mut caller = Caller::connect();
+            let value = "x".repeat(bytes);
+            caller.send(&format!("GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\na: {value}\r\n\r\n")).await;
+            let (text, _) = caller.end().await;
+            assert!(text.starts_with(&format!("HTTP/1.1 {code}")), "{bytes}: {text}");
+        }
+    }
 }

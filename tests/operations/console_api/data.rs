@@ -3,7 +3,11 @@
 use serde_json::{Value, json};
 
 use super::{Updates, ask, call, number};
-use crate::support::{Operator, RedisCluster, RedisServer, Server, operator::OPERATE, ring, rules, wait_for};
+use crate::support::{
+    Operator, RedisCluster, RedisServer, Server,
+    operator::{OPERATE, READ},
+    ring, rules, wait_for,
+};
 
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
 
@@ -169,14 +173,21 @@ async fn a_shutdown_ends_the_streams() {
     while updates.0.recv().is_ok() {}
 }
 
+/// Viewers without a token take at most three quarters of the places, on all listeners together.
 #[test]
-fn the_number_of_viewers_is_bounded() {
+fn the_number_of_viewers_is_bounded_and_operators_have_places() {
     let folder = rules(&[("api.yaml", RULES)]);
-    let server = Server::start(folder.path(), "memory");
-    let viewers: Vec<_> = (0..64).map(|_| Updates::watch(&server, "{}", &[])).collect();
-    let (code, answer) = call(&server, "WatchActivity", "{}", &[]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let viewers: Vec<_> = (0..48).map(|_| Updates::watch(server, "{}", &[])).collect();
+    let (code, answer) = call(server, "WatchActivity", "{}", &[]);
     assert_eq!((code, answer["code"].as_str()), (429, Some("RESOURCE_EXHAUSTED")), "{answer}");
-    assert_eq!(viewers[63].next()["rulesVersion"], "1");
+    let token = format!("Bearer {READ}");
+    let authorization = [("authorization", token.as_str())];
+    let operators: Vec<_> = (0..16).map(|_| Updates::watch(server, "{}", &authorization)).collect();
+    assert_eq!(call(server, "WatchActivity", "{}", &authorization).0, 429);
+    assert_eq!(viewers[47].next()["rulesVersion"], "1");
+    assert_eq!(operators[15].next()["rulesVersion"], "1");
 }
 
 /// The recorded requests are a pipe, so the first simulation runs until this test closes it.
