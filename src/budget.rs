@@ -131,20 +131,15 @@ impl Budget {
 
     /// Takes bytes here. Without enough of them, evicts another reservation than `order`, and wakes `waker` when bytes are
     /// returned.
-    fn take(&self, bytes: usize, order: u64, holder: &Arc<Holder>, waker: Option<&Waker>) -> bool {
+    fn take(&self, bytes: usize, order: u64, holder: &Arc<Holder>, waker: &Waker) -> bool {
         let mut state = self.state();
         if state.used_bytes + bytes <= self.0.max_bytes {
             state.used_bytes += bytes;
-            if waker.is_some() {
-                state.holders.entry(order).or_insert_with(|| Arc::clone(holder));
-            }
+            state.holders.entry(order).or_insert_with(|| Arc::clone(holder));
             state.waiting.remove(&order);
             state.wake_next();
             return true;
         }
-        let Some(waker) = waker else {
-            return false;
-        };
         state.waiting.insert(order, waker.clone());
         if state.evicted.is_some() {
             return false;
@@ -207,6 +202,16 @@ impl Budget {
             }
         }
         state.wake_next();
+    }
+
+    /// Removes a reservation from those that can be evicted. If it is to be evicted, another one takes its place.
+    fn keep(&self, order: u64) {
+        let mut state = self.state();
+        state.holders.remove(&order);
+        if state.evicted == Some(order) {
+            state.evicted = None;
+            state.wake_next();
+        }
     }
 
     /// Removes a reservation that no longer waits for bytes.
@@ -273,27 +278,19 @@ impl Reservation {
         if self.budget.chain().any(|budget| self.bytes + bytes > budget.0.max_bytes) {
             return Poll::Ready(Err(Exhausted));
         }
-        self.is_waiting = !self.take(bytes, Some(context.waker()));
+        self.is_waiting = !self.take(bytes, context.waker());
         if self.is_waiting { Poll::Pending } else { Poll::Ready(Ok(())) }
     }
 
-    /// Reserves further bytes if they are available. Evicts nothing, and is not evicted for others.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the bytes are not available.
-    pub(crate) fn try_grow(&mut self, bytes: usize) -> Result<(), Exhausted> {
-        if self.take(bytes, None) { Ok(()) } else { Err(Exhausted) }
-    }
-
-    /// Protects the reservation from eviction, because the caller has sent everything and is to be answered.
+    /// Protects the reservation from eviction until it grows again, because the caller has sent everything and is to be
+    /// answered.
     pub(crate) fn keep(&mut self) {
         for budget in self.budget.chain() {
-            budget.state().holders.remove(&self.order);
+            budget.keep(self.order);
         }
     }
 
-    fn take(&mut self, bytes: usize, waker: Option<&Waker>) -> bool {
+    fn take(&mut self, bytes: usize, waker: &Waker) -> bool {
         for (taken, budget) in self.budget.chain().enumerate() {
             if budget.take(bytes, self.order, &self.holder, waker) {
                 continue;
@@ -390,7 +387,7 @@ mod tests {
 
     #[test]
     fn a_kept_reservation_is_not_evicted() {
-        let whole = Budget::new("whole", 10);
+        let whole = Budget::new("whole", 10, Victim::Oldest);
         let budget = whole.share("share", 10);
         let [mut kept, mut old, mut new] = [(); 3].map(|()| budget.reservation());
         assert_eq!(poll_grow(&mut kept, 5), GRANTED);
@@ -451,16 +448,6 @@ mod tests {
     }
 
     #[test]
-    fn reservations_without_a_task_are_refused_and_never_evicted() {
-        let budget = Budget::new("test", 10, Victim::Oldest);
-        let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
-        assert_eq!(old.try_grow(6), Ok(()));
-        assert_eq!(new.try_grow(6), Err(Exhausted));
-        assert_eq!(poll_grow(&mut new, 6), Poll::Pending);
-        assert_eq!((is_evicted(&old), budget.evictions()), (false, 0));
-    }
-
-    #[test]
     fn a_reservation_that_is_dropped_while_it_waits_leaves_nothing_behind() {
         let budget = Budget::new("test", 10, Victim::Oldest);
         let [mut old, mut new] = [(); 2].map(|()| budget.reservation());
@@ -475,7 +462,7 @@ mod tests {
     async fn all_that_have_room_are_woken() {
         let budget = Budget::new("test", 10, Victim::Oldest);
         let mut old = budget.reservation();
-        assert_eq!(old.try_grow(10), Ok(()));
+        assert_eq!(poll_grow(&mut old, 10), GRANTED);
         let waiting: Vec<_> = (0..5)
             .map(|_| {
                 let mut new = budget.reservation();

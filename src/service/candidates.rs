@@ -11,13 +11,15 @@ use std::{
 };
 
 use opentelemetry::metrics::Meter;
-use sha2::{Digest, Sha256};
 use tokio::time::interval;
 
 use super::{
     Clock, OverrideSync,
     compile_thread::run_on_compile_thread,
-    overrides::{ChangeError, ChangeInfo, ChangeRequest},
+    overrides::{
+        ChangeError, ChangeInfo, ChangeRequest,
+        rule_sets::{DIRECTORY, MAX_RULE_SET_BYTES, digest_in, digest_of, parse_candidate},
+    },
     reload::Reloader,
     source::{FileFilter, Fingerprint, LoadError, Source, fingerprint},
 };
@@ -35,10 +37,6 @@ use crate::{
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Interval between two checks that the store still has the rule sets that overrides name.
 const RESTORE_INTERVAL: Duration = Duration::from_secs(5);
-/// Maximum size of a rule set that can be uploaded.
-const MAX_RULE_SET_BYTES: usize = 512 * 1_024;
-/// Value of a slot that means the rules in each instance's own directory.
-const DIRECTORY: &str = "directory";
 
 /// Error returned when rules cannot be evaluated, promoted or rolled back.
 #[derive(Debug, thiserror::Error)]
@@ -70,6 +68,9 @@ pub enum CandidateError {
     /// An override names a rule set that the store does not have. Contains its digest.
     #[error("the store does not have the rule set {0}")]
     MissingRuleSet(String),
+    /// The store has another rule set under this digest.
+    #[error("the rule set that is stored as {0} does not have this digest")]
+    WrongRuleSet(String),
 }
 
 /// Evaluates and promotes candidate rules according to the overrides.
@@ -143,7 +144,8 @@ impl Candidates {
         match candidate {
             Some(value) if active.as_ref() != Some(&value) => {
                 let result = self.start_uploaded(&value).await;
-                if result.is_ok() {
+                // Rules that are invalid stay invalid, and compiling them at each poll would cost much.
+                if matches!(result, Ok(()) | Err(CandidateError::Load(LoadError::Invalid(_)))) {
                     self.state().active = Some(value);
                 }
                 self.record_result(result);
@@ -177,7 +179,7 @@ impl Candidates {
     }
 
     async fn start_uploaded(&self, value: &str) -> Result<(), CandidateError> {
-        let (digest, share) = parse_value(value).ok_or_else(|| CandidateError::MissingRuleSet(value.to_owned()))?;
+        let (digest, share) = parse_candidate(value).ok_or_else(|| CandidateError::MissingRuleSet(value.to_owned()))?;
         let files = self.fetch(digest).await?;
         self.start(files, share).await
     }
@@ -251,7 +253,7 @@ impl Candidates {
     /// Returns an error if there are no candidate rules, if they are invalid, or if the store cannot be written.
     pub async fn promote(&self, info: ChangeInfo) -> Result<(), CandidateError> {
         let digest = match (self.value(RuleSetSlot::Candidate), &self.directory) {
-            (Some(value), _) => parse_value(&value).ok_or(CandidateError::NoCandidate)?.0.to_owned(),
+            (Some(value), _) => parse_candidate(&value).ok_or(CandidateError::NoCandidate)?.0.to_owned(),
             (None, Some(directory)) => {
                 let files = Source::directory(directory.clone()).read()?;
                 rules::compile(&files, self.reloader.options()).map_err(LoadError::Invalid)?;
@@ -326,14 +328,17 @@ impl Candidates {
         let values = [RuleSetSlot::Candidate, RuleSetSlot::InForce, RuleSetSlot::Previous]
             .into_iter()
             .filter_map(|slot| self.value(slot));
-        let digest = |value: String| value.split(' ').next().map(str::to_owned);
-        values.filter_map(digest).filter(|digest| digest != DIRECTORY).collect()
+        values.filter_map(|value| digest_in(&value).map(str::to_owned)).collect()
     }
 
     /// Reads a rule set from the store, and holds its text to restore it.
     async fn fetch(&self, digest: &str) -> Result<Vec<SourceFile>, CandidateError> {
         let text = self.overrides.store().get_rule_set(digest).await?;
         let text = text.ok_or_else(|| CandidateError::MissingRuleSet(digest.to_owned()))?;
+        // A member of version 0.1.0 stored whatever another one sent under the digest.
+        if digest_of(&text) != digest {
+            return Err(CandidateError::WrongRuleSet(digest.to_owned()));
+        }
         let files = parse_rule_set(&text).ok_or_else(|| CandidateError::MissingRuleSet(digest.to_owned()))?;
         let mut state = self.state();
         if !state.rule_sets.iter().any(|(stored, _)| stored == digest) {
@@ -373,21 +378,13 @@ impl Candidates {
     }
 }
 
-/// Parses the value of the candidate slot: the digest and the share of the traffic.
-fn parse_value(value: &str) -> Option<(&str, f64)> {
-    let (digest, share) = value.split_once(' ')?;
-    Some((digest, share.parse().ok()?))
-}
-
 fn serialize_rule_set(files: &[SourceFile]) -> Result<(String, String), CandidateError> {
     let pairs: Vec<(&str, &str)> = files.iter().map(|file| (file.name.as_str(), file.text.as_str())).collect();
     let text = serde_json::to_string(&pairs).unwrap_or_default();
     if files.is_empty() || text.len() > MAX_RULE_SET_BYTES {
         return Err(CandidateError::Size);
     }
-    let digest = Sha256::digest(text.as_bytes());
-    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok((digest, text))
+    Ok((digest_of(&text), text))
 }
 
 fn parse_rule_set(text: &str) -> Option<Vec<SourceFile>> {
@@ -457,6 +454,19 @@ mod tests {
         candidates.restore_rule_sets().await;
         assert!(store.get_rule_set(&promoted).await.unwrap().is_some());
         assert!(store.get_rule_set(&candidate).await.unwrap().is_none());
+    }
+
+    #[tokio::test]
+    async fn a_stored_rule_set_without_its_digest_is_not_put_in_force() {
+        let admin = admin(&text("first"));
+        let candidates = &admin.candidates;
+        candidates.upload(files("other"), 1.0, info()).await.unwrap();
+        let (digest, _) = serialize_rule_set(&files("other")).unwrap();
+        let (_, lie) = serialize_rule_set(&files("lie")).unwrap();
+        candidates.overrides.store().put_rule_set(&digest, &lie).await.unwrap();
+        candidates.promote(info()).await.unwrap();
+        assert_eq!(rules(&admin).0, "api.first");
+        assert!(candidates.error().unwrap().contains("does not have this digest"), "{:?}", candidates.error());
     }
 
     #[tokio::test]

@@ -8,6 +8,8 @@ mod counting;
 mod foreign_member;
 /// Invalid settings, foreign certificates, garbage, and members that answer nonsense.
 mod hostile;
+/// A member that sends what no member sends.
+mod liar;
 /// [`Members`](members::Members): several running instances.
 mod members;
 /// Restarts, failures, and addresses of members.

@@ -1,6 +1,7 @@
 //! The exchange of counted hits between peers, in virtual time. The simulation runs the service's own code: several
 //! [`Memory`] stores and their [`Peers`]. Messages are late, lost, duplicated and reordered, members crash, restart, join,
-//! leave and stall, links are cut in one or both directions, and clocks differ and jump. A seed replays a scenario.
+//! leave and stall, links are cut in one or both directions, clocks differ and jump, and one member lies. A seed replays a
+//! scenario.
 //!
 //! The checks compare each decision with two models of the hits that were delivered to its member. In the *lower* model
 //! each hit counts from the time at which it was admitted, in the *upper* model from the time at which it was applied
@@ -60,17 +61,20 @@ fn every_decision_agrees_with_the_hits_that_were_delivered() {
     let (totals, broken) = sums.into_inner().expect("no scenario has panicked");
     println!("{totals:?}");
     assert!(broken.is_empty(), "{} scenarios: {:#?}", broken.len(), &broken[..broken.len().min(20)]);
-    let Totals { allowed, denied, unknown, exact, compared, copies, merged } = totals;
+    let Totals { allowed, denied, unknown, exact, compared, copies, merged, lies } = totals;
     assert!(allowed > 100_000 && denied > 100_000, "{allowed} allowed and {denied} denied");
     assert!(unknown > 1_000, "only {unknown} decisions lacked hits of other members");
     assert!(2 * exact > compared, "only {exact} of {compared} counters have one possible value in the end");
     assert!(copies > 100 && merged > 100, "{copies} copies and {merged} merged increments");
+    assert!(lies > 10_000, "{lies} lies");
 }
 
 /// Each planted fault breaks a law in some scenario, which proves that the checks work.
 #[test]
 fn planted_faults_are_found() {
-    for fault in [Fault::AppliedTwice, Fault::EpochIgnored, Fault::ClockIgnored, Fault::BatchSkipped] {
+    for fault in
+        [Fault::AppliedTwice, Fault::EpochIgnored, Fault::ClockIgnored, Fault::BatchSkipped, Fault::LieBelieved]
+    {
         let found = (0..500).find_map(|seed| Some((seed, replay(seed, fault, false).err()?)));
         let (seed, broken) = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
         println!("{fault:?}: seed {seed}: {broken}");

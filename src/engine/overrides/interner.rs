@@ -32,6 +32,11 @@ impl<T: Clone> Interner<T> {
         Some(id)
     }
 
+    /// Returns whether a text is stored.
+    pub(super) fn contains(&self, text: &str) -> bool {
+        self.by_text.contains_key(text)
+    }
+
     /// Stores a new text with one use, and returns its id.
     pub(super) fn insert(&mut self, text: &str, value: T) -> u32 {
         let text: Arc<str> = text.into();

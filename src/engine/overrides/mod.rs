@@ -239,6 +239,27 @@ impl Overrides {
         }
     }
 
+    /// Checks whether [`put`](Self::put) would accept an override, and its target.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the target or the value is invalid, or if the domain has limits for too many lists of keys.
+    pub fn can_put(&self, entry: &Override, options: Options) -> Result<(), OverrideError> {
+        entry.target.check()?;
+        Self::check_value(entry)?;
+        let Target::Limit { domain, entries } = &entry.target else {
+            return Ok(());
+        };
+        let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
+        if !self.limit_key_lists.can_add(domain, &keys) {
+            return Err(OverrideError::TooManyKeyLists(domain.clone()));
+        }
+        if self.limits_by_text.contains(&entry.value) {
+            return Ok(());
+        }
+        parse_limit(&entry.value, options).map(drop)
+    }
+
     fn check_value(entry: &Override) -> Result<(), OverrideError> {
         match &entry.target {
             // `put` parses the limit, once for all overrides with the same text.

@@ -50,7 +50,8 @@ pub enum RuleSetSlot {
 }
 
 impl RuleSetSlot {
-    const ALL: [Self; 3] = [Self::Candidate, Self::InForce, Self::Previous];
+    /// All slots.
+    pub const ALL: [Self; 3] = [Self::Candidate, Self::InForce, Self::Previous];
 
     /// Returns the name of the slot in the text form of a target.
     #[must_use]

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{ChangeError, OverrideSync, SyncState, all_versioned, lock, sync};
+use super::{ChangeError, OverrideSync, SyncState, all_versioned, lock, peer_limits::ValidVersions, sync};
 use crate::{
     engine::Overrides,
     store::{
@@ -18,6 +18,8 @@ const MAX_READS: u32 = 5;
 pub(super) struct LoadedJournal {
     journal: Journal,
     overrides: Overrides,
+    /// Bytes of the targets and texts of the overrides.
+    override_bytes: usize,
     cursor: Cursor,
 }
 
@@ -28,6 +30,7 @@ impl OverrideSync {
         let loaded = self.load_journal(&unloaded, &state.overrides)?;
         *lock(journal) = loaded.journal;
         (state.overrides, state.cursor) = (loaded.overrides, loaded.cursor);
+        state.override_bytes = loaded.override_bytes;
         self.note_access(journal);
         Ok(())
     }
@@ -43,6 +46,7 @@ impl OverrideSync {
             Ok(Ok(loaded)) => {
                 if lock(journal).continue_with(loaded.journal) {
                     (state.overrides, state.cursor) = (loaded.overrides, loaded.cursor);
+                    state.override_bytes = loaded.override_bytes;
                     self.note_sync(state, Ok(()));
                     self.publish(state);
                 }
@@ -68,14 +72,21 @@ impl OverrideSync {
         loop {
             attempts += 1;
             let (mut journal, mut overrides) = (unloaded.unloaded(), before.without_stored());
+            let versions = ValidVersions::at(self.clock.now());
+            let mut override_bytes = 0;
             let loaded = journal.load(|target, version, text| match text {
                 Some(text) => {
-                    self.insert(&mut overrides, target, version, text);
+                    if self.insert(&mut overrides, target, versions.clamp(version), text) {
+                        override_bytes += target.len() + text.len();
+                    }
                 }
                 None => sync::remove(&mut overrides, target),
             });
             match loaded {
-                Ok(cursor) => return Ok(LoadedJournal { journal, overrides, cursor }),
+                Ok(mut cursor) => {
+                    cursor.version = versions.clamp(cursor.version);
+                    return Ok(LoadedJournal { journal, overrides, override_bytes, cursor });
+                }
                 Err(JournalError::Changed { .. }) if attempts < MAX_READS => {}
                 Err(error) => return Err(error),
             }
@@ -177,6 +188,26 @@ mod tests {
 
     fn mode(member: &OverrideSync) -> Option<&'static str> {
         member.reloader.rules().load().modes().in_force().first().map(|(_, mode, _)| mode.name())
+    }
+
+    /// An earlier release has written it.
+    #[tokio::test]
+    async fn an_override_of_the_file_that_cannot_be_read_is_ignored_at_the_start() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("overrides");
+        let text = |value: &str| serde_json::json!({"w": value, "a": "alice", "t": 1}).to_string();
+        let huge = format!("{{a: &a [{}], b: [{}]}}", "x".repeat(1_000), vec!["*a"; 120_000].join(", "));
+        let mut journal = Journal::new(Some(path.clone()));
+        journal.load(|_, _, _| {}).unwrap();
+        let kept =
+            [("limit|api|user=huge".to_owned(), 1, text(&huge)), ("limit|api|user=one".to_owned(), 2, text("1/year"))];
+        journal.write_overrides(&kept, 0, Default::default).unwrap();
+        drop(journal);
+        let member = start(&path).await;
+        let state = member.state.lock().await;
+        let targets: Vec<String> = state.overrides.iter().map(|entry| entry.target.to_string()).collect();
+        assert_eq!((targets, member.unreadable.get()), (vec!["limit|api|user=one".to_owned()], 1));
+        assert_eq!(state.override_bytes, "limit|api|user=one".len() + text("1/year").len());
     }
 
     #[tokio::test]

@@ -1,20 +1,25 @@
 //! Exchange of overrides between instances without a shared store. Each instance keeps all overrides in its journal.
 //!
 //! An instance reads the changes of another one after a position in its journal, or everything if it has no position
-//! ([`OverrideSync::changes_for_peer`]), and merges them ([`OverrideSync::merge`]). Of two values of one target, the one
-//! with the higher version is in force on all instances, and of the same version the greater text. A version is one more
-//! than the highest that the instance knew, so a change replaces everything that its author could see. Versions above
-//! [`MAX_NUMBER`] are invalid: they would leave no higher ones.
+//! ([`OverrideSync::changes_for_peer`]), and merges them page by page ([`OverrideSync::merge_page`]). Of two values of
+//! one target, the one with the higher version is in force on all instances, and of the same version the greater text.
+//! A version is one more than the highest that the instance knew, so a change replaces everything that its author could
+//! see. Versions that are too high for the clock are not merged: they would leave no higher ones (`peer_limits`).
 //!
 //! Two operators who change one target at the same time on different instances cannot see each other's change. The audit
 //! log then notes in the reason of the change which of them is in force.
 
+use std::collections::BTreeSet;
+
 use tokio::sync::watch;
 
-use super::{ChangeError, ChangeInfo, OverrideSync, SyncState, all_versioned, format, lock};
+use super::{
+    ChangeError, ChangeInfo, MAX_REASON_BYTES, OverrideSync, SyncState, all_versioned, format, lock,
+    peer_limits::{self, ValidVersions, Validity},
+    rule_sets::{self, PeerRuleSets},
+};
 use crate::{
-    algorithm::MAX_NUMBER,
-    engine::overrides::Target,
+    engine::overrides::{RuleSetSlot, Target},
     store::{
         StoreError,
         overrides::{Change, Journal, OverrideChange, OverrideStore, OverrideStoreError, Versioned},
@@ -32,6 +37,41 @@ pub struct PeerOverrides {
     pub overrides: Vec<Versioned>,
     /// Digest and text of each rule set that the changes and overrides name.
     pub rule_sets: Vec<(String, String)>,
+}
+
+/// What was merged of the changes of another instance.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Merged {
+    /// Values that are never merged.
+    pub ignored: Ignored,
+    /// Whether values can only be merged later, because their versions are too high for the clock of this instance, or
+    /// because a rule set is missing.
+    pub is_deferred: bool,
+}
+
+/// Numbers of values that were not merged, by reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ignored {
+    /// Changes and overrides whose version is too high.
+    pub versions: u64,
+    /// Rule sets that do not have their digest.
+    pub rule_sets: u64,
+    /// Changes and overrides that no operator could have made.
+    pub overrides: u64,
+    /// Changes and overrides above the maximum number of bytes.
+    pub over_budget: u64,
+}
+
+impl Merged {
+    /// Adds the values of another page.
+    pub fn add(&mut self, other: Self) {
+        self.is_deferred |= other.is_deferred;
+        let Ignored { versions, rule_sets, overrides, over_budget } = other.ignored;
+        self.ignored.versions += versions;
+        self.ignored.rule_sets += rule_sets;
+        self.ignored.overrides += overrides;
+        self.ignored.over_budget += over_budget;
+    }
 }
 
 /// The value of a target on this instance: its version, and its text unless it was removed.
@@ -63,72 +103,220 @@ impl OverrideSync {
         let state = self.state.lock().await;
         let journal = lock(journal);
         let recent = after.and_then(|after| journal.changes_after(after));
-        let overrides = if recent.is_some() { Vec::new() } else { all_versioned(&state.overrides) };
-        let changes = recent.unwrap_or_else(|| journal.recent_changes());
-        let texts = changes.iter().flat_map(|change| &change.changes);
-        let texts = texts.filter_map(|change| Some((change.target.as_str(), change.after.as_deref()?)));
-        let texts = texts.chain(overrides.iter().map(|(target, _, text)| (target.as_str(), text.as_str())));
-        let mut digests: Vec<String> = texts.filter_map(|(target, text)| rule_set_digest(target, text)).collect();
-        digests.sort_unstable();
-        digests.dedup();
-        let rule_set = |digest: String| {
-            let text = journal.get_rule_set(&digest).ok()??;
-            Some((digest, text))
-        };
-        let rule_sets = digests.into_iter().filter_map(rule_set).collect();
+        let mut overrides = if recent.is_some() { Vec::new() } else { all_versioned(&state.overrides) };
+        let mut changes = recent.unwrap_or_else(|| journal.recent_changes());
+        // Version 0.1.0 stored every version of a member. Other instances would not merge the highest ones.
+        let versions = ValidVersions::at(self.clock.now());
+        for change in &mut changes {
+            change.version = versions.clamp(change.version);
+        }
+        for (_, version, _) in &mut overrides {
+            *version = versions.clamp(*version);
+        }
+        let named = named_rule_sets(&state);
+        let mut digests = BTreeSet::new();
+        for change in changes.iter().flat_map(|change| &change.changes) {
+            if let Some(text) = &change.after {
+                digests.extend(rule_set_digest(&change.target, text));
+            }
+        }
+        for (target, _, text) in &overrides {
+            digests.extend(rule_set_digest(target, text));
+        }
+        let mut rule_sets = Vec::new();
+        for digest in digests.intersection(&named) {
+            if let Ok(Some(text)) = journal.get_rule_set(digest) {
+                rule_sets.push((digest.clone(), text));
+            }
+        }
         PeerOverrides { position: journal.position(), changes, overrides, rule_sets }
     }
 
-    /// Merges the changes of another instance, and puts the newer values in force.
+    /// Merges all changes of another instance, and puts the newer values in force.
     ///
     /// # Errors
     ///
     /// Returns an error if the journal cannot be written. Merging the same changes again is safe.
-    pub async fn merge(&self, peer: PeerOverrides) -> Result<(), OverrideStoreError> {
+    pub async fn merge(&self, peer: PeerOverrides) -> Result<Merged, OverrideStoreError> {
+        let mut rule_sets = PeerRuleSets::default();
+        let mut merged = self.merge_page(peer, &mut rule_sets).await?;
+        merged.add(self.end_merge(&mut rule_sets).await?);
+        Ok(merged)
+    }
+
+    /// Merges a part of the changes of another instance. They come into force with [`end_merge`](Self::end_merge), which
+    /// must be called after the last part, also after an error.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the journal cannot be written. Merging the same changes again is safe.
+    pub async fn merge_page(
+        &self,
+        page: PeerOverrides,
+        rule_sets: &mut PeerRuleSets,
+    ) -> Result<Merged, OverrideStoreError> {
+        let mut merged = Merged::default();
+        if self.store.is_shared() {
+            return Ok(merged);
+        }
+        merged.ignored.rule_sets = rule_sets.add(page.rule_sets).await;
+        let versions = ValidVersions::at(self.clock.now());
+        for change in page.changes {
+            match versions.validity(change.version) {
+                Validity::Valid => self.merge_change(change, versions, rule_sets, &mut merged).await?,
+                Validity::Later => merged.is_deferred = true,
+                Validity::Never => merged.ignored.versions += 1,
+            }
+            // Decisions and operators must not wait for many changes.
+            tokio::task::yield_now().await;
+        }
+        let mut overrides = Vec::new();
+        for entry in page.overrides {
+            match versions.validity(entry.1) {
+                Validity::Valid => overrides.push(entry),
+                Validity::Later => merged.is_deferred = true,
+                Validity::Never => merged.ignored.versions += 1,
+            }
+        }
+        self.merge_overrides(overrides, versions, rule_sets, &mut merged).await?;
+        Ok(merged)
+    }
+
+    async fn merge_change(
+        &self,
+        change: Change,
+        versions: ValidVersions,
+        rule_sets: &mut PeerRuleSets,
+        merged: &mut Merged,
+    ) -> Result<(), OverrideStoreError> {
         let OverrideStore::Journal(journal) = &self.store else {
             return Ok(());
         };
-        for (digest, text) in &peer.rule_sets {
-            if self.store.get_rule_set(digest).await?.is_none() {
-                self.store.put_rule_set(digest, text).await?;
-            }
-        }
         let mut state = self.state.lock().await;
-        let mut is_changed = false;
-        for change in peer.changes.into_iter().filter(|change| change.version <= MAX_NUMBER) {
-            // The lock must not be held while the journal is written.
-            let readable = self.readable_part(&state, change);
-            let resolved = readable.and_then(|change| newer_part(&lock(journal), &state, change));
-            if let Some(change) = resolved {
-                let (_, change) = self.write_journal(journal, &state, change).await.map_err(|error| match error {
-                    ChangeError::Journal(error) => OverrideStoreError::Journal(error),
-                    _ => OverrideStoreError::Redis(StoreError::Rejected),
-                })?;
-                self.apply(&mut state, &change);
-                state.cursor.version = state.cursor.version.max(change.version);
-                is_changed = true;
+        if !peer_limits::is_valid_change(&change, &state.overrides, self.options) {
+            merged.ignored.overrides += 1;
+            return Ok(());
+        }
+        // The lock must not be held while the journal is written.
+        let resolved = newer_part(&lock(journal), &state, versions, change);
+        let Some(change) = resolved else {
+            return Ok(());
+        };
+        if !peer_limits::has_room(&change, state.override_bytes, state.recent_bytes) {
+            merged.ignored.over_budget += 1;
+            return Ok(());
+        }
+        for OverrideChange { target, after, .. } in &change.changes {
+            if let Some(text) = after {
+                self.store_rule_set(&state, target, text, rule_sets).await?;
             }
         }
-        let overrides = peer.overrides.into_iter().filter(|(_, version, _)| *version <= MAX_NUMBER).collect();
-        let newer = newer_overrides(&lock(journal), &state, overrides);
-        let mut overrides = state.overrides.clone();
-        let newer = self.put_readable(&mut overrides, newer);
-        if let Some(version) = newer.iter().map(|(_, version, _)| *version).max() {
-            self.write_journal_overrides(journal, &state, newer).await?;
-            state.overrides = overrides;
-            state.cursor.version = state.cursor.version.max(version);
-            is_changed = true;
+        let (_, change) = self.write_journal(journal, &state, change).await.map_err(|error| match error {
+            ChangeError::Journal(error) => OverrideStoreError::Journal(error),
+            _ => OverrideStoreError::Redis(StoreError::Rejected),
+        })?;
+        self.apply(&mut state, &change);
+        state.cursor.version = state.cursor.version.max(change.version);
+        Ok(())
+    }
+
+    async fn merge_overrides(
+        &self,
+        overrides: Vec<Versioned>,
+        versions: ValidVersions,
+        rule_sets: &mut PeerRuleSets,
+        merged: &mut Merged,
+    ) -> Result<(), OverrideStoreError> {
+        let OverrideStore::Journal(journal) = &self.store else {
+            return Ok(());
+        };
+        let mut state = self.state.lock().await;
+        let mut newer = Vec::new();
+        for (target, version, text) in overrides {
+            let known = current(&lock(journal), &state, versions, &target);
+            if !is_newer(&lock(journal), (version, Some(&text)), &known) {
+                continue;
+            }
+            if !peer_limits::is_valid_override(&target, &text, &state.overrides, self.options) {
+                merged.ignored.overrides += 1;
+            } else if !peer_limits::has_room_for_override(&text, state.override_bytes) {
+                merged.ignored.over_budget += 1;
+            } else {
+                self.store_rule_set(&state, &target, &text, rule_sets).await?;
+                newer.push((target, version, text));
+            }
         }
-        if is_changed {
-            self.note_sync(&state, Ok(()));
-            self.publish(&state);
+        if newer.is_empty() {
+            return Ok(());
+        }
+        self.write_journal_overrides(journal, &state, newer.clone()).await?;
+        for (target, version, text) in &newer {
+            self.insert_counted(&mut state, target, *version, text);
+            state.cursor.version = state.cursor.version.max(*version);
+        }
+        Ok(())
+    }
+
+    /// Puts the merged values in force, and deletes rule sets that they no longer name.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a rule set cannot be stored.
+    pub async fn end_merge(&self, rule_sets: &mut PeerRuleSets) -> Result<Merged, OverrideStoreError> {
+        let mut merged = Merged::default();
+        if self.store.is_shared() {
+            return Ok(merged);
+        }
+        let state = self.state.lock().await;
+        let named = named_rule_sets(&state);
+        let mut missing = BTreeSet::new();
+        for digest in &named {
+            if self.store.get_rule_set(digest).await?.is_some() {
+                continue;
+            }
+            match rule_sets.get(digest) {
+                Some(text) => self.store.put_rule_set(digest, text).await?,
+                None => drop(missing.insert(digest.clone())),
+            }
+        }
+        for digest in rule_sets.obsolete.difference(&named) {
+            // If the deletion fails, an unused rule set stays, which does no harm.
+            let _ = self.store.delete_rule_set(digest).await;
+        }
+        merged.is_deferred = !missing.is_empty();
+        rule_sets.end_exchange(missing);
+        self.note_sync(&state, Ok(()));
+        self.publish(&state);
+        Ok(merged)
+    }
+
+    /// Stores the rule set that an override names, before the override comes into force.
+    async fn store_rule_set(
+        &self,
+        state: &SyncState,
+        target: &str,
+        text: &str,
+        rule_sets: &mut PeerRuleSets,
+    ) -> Result<(), OverrideStoreError> {
+        if !target.starts_with(RULES) {
+            return Ok(());
+        }
+        rule_sets.obsolete.extend(named_rule_sets(state));
+        let Some(digest) = rule_set_digest(target, text) else {
+            return Ok(());
+        };
+        if self.store.get_rule_set(&digest).await?.is_none()
+            && let Some(text) = rule_sets.get(&digest)
+        {
+            self.store.put_rule_set(&digest, text).await?;
+            rule_sets.obsolete.insert(digest);
         }
         Ok(())
     }
 }
 
 /// Returns the part of a change that is newer than the values of this instance; `None` if there is none.
-fn newer_part(journal: &Journal, state: &SyncState, change: Change) -> Option<Change> {
+fn newer_part(journal: &Journal, state: &SyncState, versions: ValidVersions, change: Change) -> Option<Change> {
     if journal.contains(&change.id) {
         return None;
     }
@@ -137,7 +325,7 @@ fn newer_part(journal: &Journal, state: &SyncState, change: Change) -> Option<Ch
     let is_older_than_log = change.version < journal.oldest_version();
     let is_action = change.changes.is_empty() && !is_older_than_log;
     for OverrideChange { target, before, after } in change.changes {
-        let known = current(journal, state, &target);
+        let known = current(journal, state, versions, &target);
         let is_newer = is_newer(journal, (change.version, after.as_ref()), &known);
         let (version, text) = known;
         // The author has not seen the value of this instance, or the other way round.
@@ -158,11 +346,11 @@ fn newer_part(journal: &Journal, state: &SyncState, change: Change) -> Option<Ch
 }
 
 /// Returns the value of a target on this instance.
-fn current(journal: &Journal, state: &SyncState, target: &str) -> Current {
+fn current(journal: &Journal, state: &SyncState, versions: ValidVersions, target: &str) -> Current {
     let entry = Target::parse(target).ok().and_then(|target| state.overrides.get(&target));
     match entry {
-        Some(entry) => (entry.version, Some(format::write(&entry))),
-        None => (journal.removed_at(target), None),
+        Some(entry) => (versions.clamp(entry.version), Some(format::write(&entry))),
+        None => (versions.clamp(journal.removed_at(target)), None),
     }
 }
 
@@ -175,321 +363,36 @@ fn is_newer(journal: &Journal, (version, text): (u64, Option<&String>), known: &
     }
 }
 
-/// Returns the overrides of another instance that are newer than those of this one.
-fn newer_overrides(journal: &Journal, state: &SyncState, overrides: Vec<Versioned>) -> Vec<Versioned> {
-    let is_newer = |(target, version, text): &Versioned| {
-        is_newer(journal, (*version, Some(text)), &current(journal, state, target))
-    };
-    overrides.into_iter().filter(is_newer).collect()
-}
-
-/// Adds a note to the reason of a change.
+/// Adds a note to the reason of a change, as far as it fits.
 fn with_conflicts(info: &str, conflicts: &[String]) -> String {
     let mut info: ChangeInfo = serde_json::from_str(info).unwrap_or_default();
     let separator = if info.reason.is_empty() { "" } else { " " };
-    info.reason = format!("{}{separator}[{}]", info.reason, conflicts.join("; "));
+    let note = format!("{separator}[{}]", conflicts.join("; "));
+    let end = (0..=note.len().min(MAX_REASON_BYTES)).rev().find(|end| note.is_char_boundary(*end)).unwrap_or_default();
+    info.reason.push_str(&note[..end]);
     serde_json::to_string(&info).unwrap_or_default()
 }
 
+/// Beginning of the targets of overrides that name rule sets.
+const RULES: &str = "rules|";
+
 /// Returns the digest of the rule set that an override names.
 fn rule_set_digest(target: &str, text: &str) -> Option<String> {
-    let is_rules = target.starts_with("rules|");
+    let is_rules = target.starts_with(RULES);
     let entry = is_rules.then(|| format::read(target, 0, text)).flatten()?;
-    entry.value.split(' ').next().map(str::to_owned)
+    rule_sets::digest_in(&entry.value).map(str::to_owned)
+}
+
+/// Returns the digests of the rule sets that the overrides name.
+fn named_rule_sets(state: &SyncState) -> BTreeSet<String> {
+    let mut named = BTreeSet::new();
+    for slot in RuleSetSlot::ALL {
+        if let Some(entry) = state.overrides.rules(slot) {
+            named.extend(rule_sets::digest_in(&entry.value).map(str::to_owned));
+        }
+    }
+    named
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use std::sync::{Arc, Mutex, atomic::AtomicU64};
-
-    use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
-
-    use super::*;
-    use crate::{
-        engine::{Statistics, StatisticsSettings},
-        rules::Options,
-        service::{
-            Clock,
-            overrides::{ChangeRequest, Settings},
-            reload::Reloader,
-            source::Source,
-        },
-    };
-
-    pub(in crate::service::overrides) fn member() -> Arc<OverrideSync> {
-        member_of(OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(None)))))
-    }
-
-    pub(in crate::service::overrides) fn member_of(store: OverrideStore) -> Arc<OverrideSync> {
-        let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
-        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 10, near_limit_ratio: 0.8 });
-        let options = Options::default();
-        let source = Source::BuiltIn(Vec::new());
-        let reloader = Reloader::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
-        OverrideSync::new(store, Settings::default(), options, clock, reloader, None)
-    }
-
-    /// Sets the limit of a user; 0 to remove it.
-    async fn set(member: &OverrideSync, user: &str, limit: u32) {
-        let target = Target::parse(&format!("limit|api|user={user}")).unwrap();
-        let value = (limit > 0).then(|| format!("{limit}/year"));
-        let info = ChangeInfo { author: "alice".into(), reason: format!("to {limit}"), at: 0 };
-        member.change(&[ChangeRequest { target, value, until: None, expected: None }], info).await.unwrap();
-    }
-
-    /// Sends everything that one member has to another one.
-    async fn send_all(from: &OverrideSync, to: &OverrideSync) {
-        to.merge(from.changes_for_peer(None).await).await.unwrap();
-    }
-
-    /// Returns the limits of all users.
-    async fn limits(member: &OverrideSync) -> Vec<(String, u32)> {
-        let overrides = member.changes_for_peer(None).await.overrides;
-        let read = |(target, version, text): Versioned| {
-            let entry = format::read(&target, version, &text).unwrap();
-            let limit = entry.value.split('/').next().unwrap().parse().unwrap();
-            (target.rsplit('=').next().unwrap().to_owned(), limit)
-        };
-        let mut limits: Vec<_> = overrides.into_iter().map(read).collect();
-        limits.sort_unstable();
-        limits
-    }
-
-    async fn reasons(member: &OverrideSync) -> Vec<String> {
-        let log = member.audit_log(u64::MAX, 100).await.unwrap();
-        log.into_iter().map(|change| change.info.reason).collect()
-    }
-
-    fn of(user: &str, limit: u32) -> Vec<(String, u32)> {
-        vec![(user.to_owned(), limit)]
-    }
-
-    #[tokio::test]
-    async fn the_higher_version_is_in_force_in_any_order() {
-        let (one, other) = (member(), member());
-        set(&one, "bob", 1).await;
-        let old = one.changes_for_peer(None).await;
-        send_all(&one, &other).await;
-        set(&other, "bob", 2).await;
-        send_all(&other, &one).await;
-        assert_eq!(limits(&one).await, of("bob", 2));
-        // The older value arrives again, and the newer one twice.
-        other.merge(old.clone()).await.unwrap();
-        other.merge(PeerOverrides { changes: Vec::new(), ..old }).await.unwrap();
-        send_all(&one, &other).await;
-        send_all(&other, &one).await;
-        for member in [&one, &other] {
-            assert_eq!(limits(member).await, of("bob", 2));
-            assert_eq!(reasons(member).await, ["to 2", "to 1"]);
-        }
-        // Without the audit log, the value alone is sufficient.
-        let late = member();
-        late.merge(PeerOverrides { changes: Vec::new(), ..one.changes_for_peer(None).await }).await.unwrap();
-        assert_eq!(limits(&late).await, of("bob", 2));
-        // The next change of any member replaces the value.
-        set(&late, "bob", 3).await;
-        send_all(&late, &one).await;
-        assert_eq!(limits(&one).await, of("bob", 3));
-    }
-
-    #[tokio::test]
-    async fn a_removed_override_does_not_return() {
-        let (one, other) = (member(), member());
-        set(&one, "bob", 1).await;
-        send_all(&one, &other).await;
-        set(&one, "bob", 0).await;
-        send_all(&other, &one).await;
-        assert_eq!(limits(&one).await, []);
-        send_all(&one, &other).await;
-        assert_eq!(limits(&other).await, []);
-        // The removal is known to a member that has never had the override.
-        let late = member();
-        send_all(&one, &late).await;
-        let stale = vec![("limit|api|user=bob".to_owned(), 1, r#"{"w":"1/year","a":"alice","t":1}"#.to_owned())];
-        late.merge(PeerOverrides { overrides: stale, ..PeerOverrides::default() }).await.unwrap();
-        assert_eq!(limits(&late).await, []);
-    }
-
-    #[tokio::test]
-    async fn changes_at_the_same_time_are_noted_at_both_members() {
-        let (one, other) = (member(), member());
-        set(&one, "bob", 1).await;
-        set(&other, "bob", 2).await;
-        let (first, second) = (one.changes_for_peer(None).await, other.changes_for_peer(None).await);
-        one.merge(second).await.unwrap();
-        other.merge(first).await.unwrap();
-        assert_eq!(limits(&one).await, limits(&other).await);
-        for member in [&one, &other] {
-            let reasons = reasons(member).await;
-            let noted = reasons.iter().filter(|reason| reason.contains("made at the same time")).count();
-            assert_eq!((reasons.len(), noted), (2, 1), "{reasons:?}");
-        }
-    }
-
-    /// Two equal changes, or a change whose predecessor was not received.
-    #[tokio::test]
-    async fn a_conflict_is_noted_only_between_different_values() {
-        let (one, other, late) = (member(), member(), member());
-        set(&one, "bob", 1).await;
-        set(&other, "bob", 1).await;
-        send_all(&one, &other).await;
-        set(&one, "bob", 2).await;
-        let all = one.changes_for_peer(None).await;
-        late.merge(PeerOverrides { changes: all.changes[1..].to_vec(), ..PeerOverrides::default() }).await.unwrap();
-        assert_eq!(reasons(&other).await, ["to 1"]);
-        assert_eq!(reasons(&late).await, ["to 2"]);
-    }
-
-    #[tokio::test]
-    async fn an_action_without_overrides_enters_the_audit_log_unless_it_is_older() {
-        let (one, other) = (member(), member());
-        let action = |id: &str, version| {
-            let info = r#"{"author":"alice","reason":"reset"}"#.to_owned();
-            let changes = vec![Change { version, id: id.to_owned(), info, changes: Vec::new() }];
-            PeerOverrides { changes, ..PeerOverrides::default() }
-        };
-        one.merge(action("first", 1)).await.unwrap();
-        send_all(&one, &other).await;
-        assert_eq!(reasons(&other).await, ["reset"]);
-        for limit in 1..=1_000 {
-            set(&other, "eve", limit).await;
-        }
-        let log = reasons(&other).await;
-        other.merge(action("second", 1)).await.unwrap();
-        assert_eq!(reasons(&other).await, log);
-    }
-
-    /// A higher version could never be replaced.
-    #[tokio::test]
-    async fn values_with_an_invalid_version_are_ignored() {
-        let (one, other) = (member(), member());
-        set(&one, "bob", 1).await;
-        let valid = one.changes_for_peer(None).await;
-        let mut invalid = valid.clone();
-        invalid.changes[0].version = MAX_NUMBER + 1;
-        invalid.overrides[0].1 = MAX_NUMBER + 1;
-        other.merge(invalid).await.unwrap();
-        assert_eq!((limits(&other).await, reasons(&other).await.len()), (Vec::new(), 0));
-        other.merge(valid).await.unwrap();
-        assert_eq!(limits(&other).await, of("bob", 1));
-    }
-
-    #[tokio::test]
-    async fn a_peer_with_a_position_receives_only_the_changes_after_it() {
-        let one = member();
-        set(&one, "bob", 1).await;
-        let position = one.changes_for_peer(None).await.position;
-        set(&one, "eve", 2).await;
-        let next = one.changes_for_peer(Some(position)).await;
-        assert_eq!((next.changes.len(), next.overrides.len()), (1, 0));
-    }
-
-    #[tokio::test]
-    async fn a_rule_set_is_sent_once() {
-        let one = member();
-        let digest = "ab".repeat(32);
-        one.store.put_rule_set(&digest, "domain: api").await.unwrap();
-        let text = format!(r#"{{"w":"{digest} 10%","a":"alice","t":1}}"#);
-        let change = |id: u64| Change {
-            version: id,
-            id: id.to_string(),
-            info: "{}".to_owned(),
-            changes: vec![OverrideChange { target: "rules|candidate".into(), before: None, after: Some(text.clone()) }],
-        };
-        let OverrideStore::Journal(journal) = &one.store else { panic!("a member has a journal") };
-        for id in [1, 2] {
-            one.write_journal(journal, &*one.state.lock().await, change(id)).await.unwrap();
-        }
-        let sent = one.changes_for_peer(None).await;
-        assert_eq!((sent.changes.len(), sent.rule_sets), (2, vec![(digest, "domain: api".to_owned())]));
-    }
-
-    #[tokio::test]
-    async fn an_override_older_than_the_audit_log_does_not_return() {
-        let (one, absent) = (member(), member());
-        set(&one, "bob", 1).await;
-        send_all(&one, &absent).await;
-        set(&one, "bob", 0).await;
-        for limit in 1..=1_000 {
-            set(&one, "eve", limit).await;
-        }
-        let log = reasons(&one).await;
-        send_all(&absent, &one).await;
-        assert_eq!(limits(&one).await, of("eve", 1_000));
-        assert_eq!(reasons(&one).await, log);
-        // A later change of the absent member is accepted.
-        send_all(&one, &absent).await;
-        set(&absent, "max", 7).await;
-        send_all(&absent, &one).await;
-        assert!(limits(&one).await.contains(&("max".to_owned(), 7)));
-    }
-
-    /// Changes at random members, some of which reach other members, in any order.
-    #[tokio::test]
-    async fn all_members_agree_in_the_end() {
-        for seed in 0..30 {
-            let mut random = StdRng::seed_from_u64(seed);
-            let members: Vec<_> = (0..3).map(|_| member()).collect();
-            let mut positions = [[None; 3]; 3];
-            for _ in 0..40 {
-                let (from, to) = (random.random_range(0..3), random.random_range(0..3));
-                match random.random_range(0..3) {
-                    0 => set(&members[to], ["bob", "eve"][random.random_range(0..2)], random.random_range(0..4)).await,
-                    1 => {
-                        let changes = members[from].changes_for_peer(positions[from][to]).await;
-                        positions[from][to] = Some(changes.position);
-                        members[to].merge(changes).await.unwrap();
-                    }
-                    _ => send_all(&members[from], &members[to]).await,
-                }
-            }
-            // Twice, because a member may receive a change only through another one.
-            for _ in 0..2 {
-                for (from, to) in [(0, 1), (1, 2), (2, 0), (1, 0), (2, 1), (0, 2)] {
-                    send_all(&members[from], &members[to]).await;
-                }
-            }
-            let expected = limits(&members[0]).await;
-            for member in &members[1..] {
-                assert_eq!(limits(member).await, expected, "seed {seed}");
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn every_change_moves_the_position_and_is_announced() {
-        let one = member();
-        let mut positions = one.positions();
-        assert_eq!(one.position(), Some(0));
-        for (limit, position) in [(7, 1), (8, 2)] {
-            set(&one, "bob", limit).await;
-            assert!(positions.has_changed().unwrap());
-            assert_eq!((one.position(), *positions.borrow_and_update()), (Some(position), position));
-        }
-        one.publish(&*one.state.lock().await);
-        assert!(!positions.has_changed().unwrap());
-    }
-
-    #[tokio::test]
-    async fn changes_that_cannot_be_written_to_the_journal_are_not_merged() {
-        let folder = tempfile::tempdir().unwrap();
-        let journal = Journal::new(Some(folder.path().join("missing/overrides")));
-        let (one, other) = (member(), member_of(OverrideStore::Journal(Arc::new(Mutex::new(journal)))));
-        set(&one, "bob", 1).await;
-        let error = other.merge(one.changes_for_peer(None).await).await.unwrap_err();
-        assert!(matches!(error, OverrideStoreError::Journal(_)), "{error:?}");
-        assert_eq!(limits(&other).await, []);
-    }
-
-    #[tokio::test]
-    async fn an_action_as_old_as_the_oldest_logged_change_enters_the_audit_log() {
-        let one = member();
-        for limit in 1..=1_000 {
-            set(&one, "eve", limit).await;
-        }
-        let info = r#"{"author":"alice","reason":"reset"}"#.to_owned();
-        let changes = vec![Change { version: 1, id: "reset".to_owned(), info, changes: Vec::new() }];
-        one.merge(PeerOverrides { changes, ..PeerOverrides::default() }).await.unwrap();
-        assert_eq!(reasons(&one).await[0], "reset");
-    }
-}
+pub(super) mod tests;

@@ -23,15 +23,17 @@ mod merge;
 mod metrics;
 #[cfg(test)]
 mod model;
-mod readable;
+mod peer_limits;
 #[cfg(test)]
 mod redis_model;
+pub(super) mod rule_sets;
 mod switch_file;
 mod sync;
 mod write;
 
 pub use format::ChangeInfo;
-pub use merge::PeerOverrides;
+pub use merge::{Ignored, Merged, PeerOverrides};
+pub use rule_sets::PeerRuleSets;
 
 use std::{
     borrow::Cow,
@@ -194,6 +196,10 @@ struct SyncState {
     recent: VecDeque<Change>,
     /// The last change before `recent`.
     before_recent: Cursor,
+    /// About the bytes of the targets and texts of all overrides in the journal.
+    override_bytes: usize,
+    /// Bytes of the changes in `recent`.
+    recent_bytes: usize,
 }
 
 impl OverrideSync {

@@ -1,17 +1,22 @@
 //! Model of overrides without a shared store: members that write to their journals and merge the changes of others, and
 //! two operators whose writes have the condition that nothing has changed since they read. Messages are delayed,
-//! dropped and duplicated, and a member loses its journal, in every order of events.
+//! dropped and duplicated, a member loses its journal, and a lying member sends the override with versions up to the
+//! highest number, in every order of events.
 //!
 //! - **Invariant**: a conditional write succeeds exactly if the override has the expected version on its member. The
 //!   value of a member is never replaced by an older one.
 //! - **Liveness**: when all messages have arrived, all members have the latest change that was not lost with a journal.
+//!   A later change of an operator reaches all members whatever was sent before.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 
 use tokio::runtime::{Builder, Runtime};
 
-use super::{merge::tests::member, *};
-use crate::model_checker::{self, Model, explore, hash, hash_unordered, pairs};
+use super::{merge::tests::member, peer_limits::ValidVersions, *};
+use crate::{
+    algorithm::MAX_NUMBER,
+    model_checker::{self, Model, explore, hash, hash_unordered, pairs},
+};
 
 const TARGET: &str = "limit|api|user=bob";
 
@@ -34,6 +39,7 @@ struct Setup {
     /// Maximum numbers of messages that are dropped or duplicated, and of journals that are lost.
     failures: u32,
     crashes: u32,
+    lies: u32,
     fault: Fault,
 }
 
@@ -62,6 +68,11 @@ enum Event {
     /// A message arrives, and once more later.
     Duplicate(usize),
     Crash(usize),
+    /// A lying member sends a value with this version.
+    Lie {
+        to: usize,
+        version: u64,
+    },
 }
 
 struct Message {
@@ -88,6 +99,7 @@ struct OverrideModel {
     writes: u32,
     failures: u32,
     crashes: u32,
+    lies: u32,
 }
 
 impl OverrideModel {
@@ -104,7 +116,54 @@ impl OverrideModel {
             writes: setup.writes,
             failures: setup.failures,
             crashes: setup.crashes,
+            lies: setup.lies,
         }
+    }
+
+    /// Moves the clocks of all members.
+    fn advance(&self) {
+        for member in &self.members {
+            let Clock::Manual(micros) = &member.clock else { panic!("the clock is set by hand") };
+            micros.fetch_add(1_000_000, Relaxed);
+        }
+    }
+
+    /// Sends a value that no operator has set.
+    fn lie(&mut self, to: usize, version: u64) {
+        self.lies -= 1;
+        let number = 1_000 + self.setup.lies - self.lies;
+        let text = format!(r#"{{"w":"{number}/year","a":"eve","t":1}}"#);
+        let change = OverrideChange { target: TARGET.into(), before: None, after: Some(text.clone()) };
+        let info = format!(r#"{{"author":"eve","reason":"{number}"}}"#);
+        let changes = vec![Change { version, id: format!("lie {number}"), info, changes: vec![change] }];
+        let overrides = vec![(TARGET.to_owned(), version, text)];
+        let lie = PeerOverrides { changes, overrides, ..PeerOverrides::default() };
+        self.runtime.block_on(self.members[to].merge(lie)).unwrap();
+    }
+
+    /// Sends everything from each member to each other one, twice.
+    fn exchange_all(&mut self) -> Result<(), String> {
+        for _ in 0..2 {
+            for (from, to) in pairs(self.members.len()) {
+                self.advance();
+                self.send(from, to, false);
+                while let Some((_, message)) = self.messages.pop_first() {
+                    self.merge(&message);
+                    self.check()?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn check_converged(&self, expected: &Value) -> Result<(), String> {
+        for member in 0..self.members.len() {
+            let value = self.value(member);
+            if value != *expected {
+                return Err(format!("member {member} has {value:?} instead of {expected:?}"));
+            }
+        }
+        Ok(())
     }
 
     fn all(&self, member: usize) -> PeerOverrides {
@@ -154,9 +213,12 @@ impl OverrideModel {
 
     fn merge(&mut self, Message { from, to, changes }: &Message) {
         let mut changes = changes.clone();
-        self.positions.insert((*from, *to), changes.position);
+        let position = changes.position;
         match self.setup.fault {
-            Fault::SkippedChanges => return,
+            Fault::SkippedChanges => {
+                self.positions.insert((*from, *to), position);
+                return;
+            }
             Fault::Renumbered => {
                 let version = self.value(*to).0 + 1;
                 changes.changes.iter_mut().for_each(|change| change.version = version);
@@ -164,7 +226,10 @@ impl OverrideModel {
             }
             Fault::None | Fault::IgnoredCondition => {}
         }
-        self.runtime.block_on(self.members[*to].merge(changes)).unwrap();
+        let merged = self.runtime.block_on(self.members[*to].merge(changes)).unwrap();
+        if !merged.is_deferred {
+            self.positions.insert((*from, *to), position);
+        }
     }
 
     fn crash(&mut self, member: usize) {
@@ -215,6 +280,11 @@ impl Model for OverrideModel {
                 events.extend([Event::Set(member), Event::Remove(member)]);
             }
             events.extend((self.crashes > 0).then_some(Event::Crash(member)));
+            if self.lies > 0 {
+                let versions = ValidVersions::at(self.members[member].clock.now());
+                let highest = versions.clamp(MAX_NUMBER);
+                events.extend([1, highest, highest + 1, MAX_NUMBER].map(|version| Event::Lie { to: member, version }));
+            }
         }
         for (from, to) in pairs(self.members.len()) {
             events.extend([Event::Send { from, to, all: false }, Event::Send { from, to, all: true }]);
@@ -256,6 +326,7 @@ impl Model for OverrideModel {
                 self.crashes -= 1;
                 self.crash(member);
             }
+            Event::Lie { to, version } => self.lie(to, version),
         }
         self.check()
     }
@@ -265,7 +336,7 @@ impl Model for OverrideModel {
         let messages =
             self.messages.values().map(|Message { from, to, changes }| hash((from, to, Self::hash_changes(changes))));
         let operators = hash_unordered(self.read.iter().map(hash));
-        let budgets = (self.writes, self.failures, self.crashes);
+        let budgets = (self.writes, self.failures, self.crashes, self.lies);
         hash((members, &self.positions, hash_unordered(messages), operators, budgets))
     }
 
@@ -274,27 +345,22 @@ impl Model for OverrideModel {
             self.merge(&message);
             self.check()?;
         }
+        self.lies = 0;
         let latest = (0..self.members.len()).map(|member| self.value(member)).max().unwrap_or_default();
-        for _ in 0..2 {
-            for (from, to) in pairs(self.members.len()) {
-                self.send(from, to, false);
-                while let Some((_, message)) = self.messages.pop_first() {
-                    self.merge(&message);
-                    self.check()?;
-                }
-            }
+        self.exchange_all()?;
+        self.check_converged(&latest)?;
+        if self.setup.lies == 0 {
+            return Ok(());
         }
-        for member in 0..self.members.len() {
-            let value = self.value(member);
-            if value != latest {
-                return Err(format!("member {member} has {value:?} instead of {latest:?}"));
-            }
-        }
-        Ok(())
+        self.writes = 1;
+        self.write(0, true, None)?;
+        let written = self.value(0);
+        self.exchange_all()?;
+        self.check_converged(&written)
     }
 }
 
-const TWO_MEMBERS: Setup = Setup { members: 2, writes: 3, failures: 1, crashes: 1, fault: Fault::None };
+const TWO_MEMBERS: Setup = Setup { members: 2, writes: 3, failures: 1, crashes: 1, lies: 0, fault: Fault::None };
 
 #[test]
 fn all_members_get_the_latest_change_and_no_older_one() {
@@ -303,6 +369,16 @@ fn all_members_get_the_latest_change_and_no_older_one() {
         let setup = Setup { members, ..TWO_MEMBERS };
         let explored = explore(|| OverrideModel::new(setup), depth[usize::from(is_large)]);
         println!("overrides of {members} members: {}", explored.unwrap_or_else(|violation| panic!("{violation}")));
+    }
+}
+
+#[test]
+fn the_changes_of_operators_reach_all_members_whatever_one_lying_member_sends() {
+    let is_large = model_checker::is_large();
+    for (members, depth) in [(2, [5, 7]), (3, [4, 5])] {
+        let setup = Setup { members, writes: 2, failures: 0, crashes: 0, lies: 2, fault: Fault::None };
+        let explored = explore(|| OverrideModel::new(setup), depth[usize::from(is_large)]);
+        println!("overrides of {members} members and a liar: {}", explored.unwrap_or_else(|broken| panic!("{broken}")));
     }
 }
 

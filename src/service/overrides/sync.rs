@@ -4,7 +4,8 @@
 use std::{iter, path::Path, time::Instant};
 
 use super::{
-    ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES, OverrideSync, SyncState, all_versioned, format, lock, switch_file,
+    ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES, OverrideSync, SyncState, all_versioned, format, lock, peer_limits,
+    switch_file,
 };
 use crate::{
     engine::{
@@ -138,6 +139,7 @@ impl OverrideSync {
         let mut overrides = state.overrides.without_stored();
         let cursor = redis.overrides(|versioned| self.insert_all(&mut overrides, versioned)).await?;
         state.recent.clear();
+        state.recent_bytes = 0;
         (state.overrides, state.cursor) = (overrides, cursor.unwrap_or_default());
         state.before_recent = state.cursor.clone();
         match redis.overrides_since(&state.cursor).await? {
@@ -185,20 +187,30 @@ impl OverrideSync {
     }
 
     pub(super) fn apply(&self, state: &mut SyncState, change: &Change) {
-        for OverrideChange { target, after, .. } in &change.changes {
+        for OverrideChange { target, before, after } in &change.changes {
+            if let Some(text) = before {
+                state.override_bytes = state.override_bytes.saturating_sub(target.len() + text.len());
+            }
             match after {
-                Some(text) => {
-                    self.insert(&mut state.overrides, target, change.version, text);
-                }
+                Some(text) => self.insert_counted(state, target, change.version, text),
                 None => remove(&mut state.overrides, target),
             }
         }
         if state.recent.len() >= MAX_RECENT_CHANGES
-            && let Some(Change { version, id, .. }) = state.recent.pop_front()
+            && let Some(oldest) = state.recent.pop_front()
         {
-            state.before_recent = Cursor { version, id, ..state.cursor.clone() };
+            state.recent_bytes -= peer_limits::change_bytes(&oldest);
+            state.before_recent = Cursor { version: oldest.version, id: oldest.id, ..state.cursor.clone() };
         }
+        state.recent_bytes += peer_limits::change_bytes(change);
         state.recent.push_back(change.clone());
+    }
+
+    /// Inserts an override and adds its bytes. The bytes of the one that it replaces are subtracted by the caller, or
+    /// count until the next start.
+    pub(super) fn insert_counted(&self, state: &mut SyncState, target: &str, version: u64, text: &str) {
+        state.override_bytes += target.len() + text.len();
+        self.insert(&mut state.overrides, target, version, text);
     }
 
     /// Removes expired overrides from the store, and publishes a new snapshot when a switch expires.

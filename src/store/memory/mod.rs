@@ -261,6 +261,11 @@ impl Memory {
         Some(counters.into_iter().map(copy).collect())
     }
 
+    /// Returns the maximum number of counters.
+    pub(super) fn max_counters(&self) -> usize {
+        (0..SHARDS).map(|shard| self.lock(shard).max_counters()).sum()
+    }
+
     /// Inserts a peer's copy of a counter, unless the counter exists. Returns whether it was inserted.
     pub(super) fn insert_copy(&self, copy: CounterCopy, now: Micros) -> bool {
         let Names::Digests(digests) = &self.names else {

@@ -162,6 +162,11 @@ impl Shard {
         counts
     }
 
+    /// Returns the maximum number of counters.
+    pub(super) const fn max_counters(&self) -> usize {
+        self.max_counters
+    }
+
     /// Takes the changes since the last call.
     pub(super) fn take_changes(&mut self) -> Changes {
         self.log.as_mut().map(|log| log.take()).unwrap_or_default()

@@ -120,7 +120,10 @@ impl OverrideStore {
     /// Returns an error if Redis fails or the file cannot be written.
     pub async fn put_rule_set(&self, digest: &str, text: &str) -> Result<(), OverrideStoreError> {
         match self {
-            Self::Journal(journal) => Ok(lock(journal).put_rule_set(digest, text)?),
+            Self::Journal(journal) => {
+                let (journal, digest, text) = (Arc::clone(journal), digest.to_owned(), text.to_owned());
+                in_background(move || lock(&journal).put_rule_set(&digest, &text)).await
+            }
             Self::Redis(redis) => Ok(redis.put_rule_set(digest, text).await?),
         }
     }
@@ -132,7 +135,10 @@ impl OverrideStore {
     /// Returns an error if Redis fails or the file cannot be read.
     pub async fn get_rule_set(&self, digest: &str) -> Result<Option<String>, OverrideStoreError> {
         match self {
-            Self::Journal(journal) => Ok(lock(journal).get_rule_set(digest)?),
+            Self::Journal(journal) => {
+                let (journal, digest) = (Arc::clone(journal), digest.to_owned());
+                in_background(move || lock(&journal).get_rule_set(&digest)).await
+            }
             Self::Redis(redis) => Ok(redis.get_rule_set(digest).await?),
         }
     }
@@ -161,6 +167,14 @@ impl OverrideStore {
 
 /// Maximum number of changes in one call, because Redis runs no other command during the call.
 pub const MAX_CHANGES: usize = 100;
+
+/// Runs work with files on another thread, because a disk can be slow.
+async fn in_background<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, JournalError> + Send + 'static,
+) -> Result<T, OverrideStoreError> {
+    let done = tokio::task::spawn_blocking(work).await;
+    Ok(done.map_err(|_| OverrideStoreError::Redis(StoreError::Rejected))??)
+}
 
 fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
     journal.lock().unwrap_or_else(PoisonError::into_inner)

@@ -269,6 +269,12 @@ impl Peers {
         self.memory.copy_part(part)
     }
 
+    /// Returns the maximum number of counters of this instance.
+    #[must_use]
+    pub fn max_counters(&self) -> usize {
+        self.memory.max_counters()
+    }
+
     /// Inserts the counters of a copy that do not exist here.
     pub fn insert_copies(&self, copies: Vec<CounterCopy>, now: Micros) {
         let inserted = copies.into_iter().filter(|copy| self.memory.insert_copy(copy.clone(), now)).count();

@@ -174,9 +174,10 @@ pub(super) fn reject_candidate(error: CandidateError) -> Status {
             Status::invalid_argument(crate::errors::chain(&error))
         }
         CandidateError::NoCandidate | CandidateError::NoPrevious => Status::failed_precondition(error.to_string()),
-        CandidateError::Store(_) | CandidateError::MissingRuleSet(_) | CandidateError::Thread(_) => {
-            Status::unavailable(crate::errors::chain(&error))
-        }
+        CandidateError::Store(_)
+        | CandidateError::MissingRuleSet(_)
+        | CandidateError::WrongRuleSet(_)
+        | CandidateError::Thread(_) => Status::unavailable(crate::errors::chain(&error)),
     }
 }
 

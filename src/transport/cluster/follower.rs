@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_client::ClusterServiceClient};
+use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tokio::{
     sync::{Mutex, watch},
     time::{Instant, sleep, timeout},
@@ -10,36 +10,44 @@ use tokio::{
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::{
-    MAX_MESSAGE_BYTES, PROTOCOL, Phase,
+    PROTOCOL, Phase,
+    calls::Calls,
+    error::FollowError,
     members::{MemberState, Members},
-    message::{self, MessageError},
-    service::PULL_WAIT,
+    message,
+    overrides::{OverridesFollower, OverridesPosition},
+    pace::{Allowance, Pace},
+    received::ReadBudget,
     settings::TlsSettings,
+    violation::{Violation, Violations},
 };
 use crate::{
-    algorithm::Micros,
     files,
-    service::{Clock, OverrideSync, overrides::PeerOverrides},
+    service::{Clock, OverrideSync},
     store::peers::Peers,
     transport::grpc::wait_for_shutdown,
 };
 
 /// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
-/// Timeout of a pull, and of the next page of a copy.
-const CALL_TIMEOUT: Duration = Duration::from_secs(2).saturating_add(PULL_WAIT);
 /// Timeout of the last call before the end of the process.
 const LEAVE_TIMEOUT: Duration = Duration::from_millis(300);
 /// First and maximum pause before a new attempt.
 const RETRY: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Maximum difference of two clocks with which a copied state has its meaning. States contain times.
-const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
-/// Maximum number of pages of overrides, of up to 100 overrides each.
-const MAX_OVERRIDES_PAGES: usize = 50_000;
-/// Pause before overrides that could not be stored are fetched again.
-const OVERRIDES_RETRY: Duration = Duration::from_secs(1);
 /// Pause before an address is called again if its instance is also at another one.
 const DUPLICATE_PAUSE: Duration = Duration::from_secs(5);
+/// Pause before the own address is called again. Another instance may have it then.
+const OWN_PAUSE: Duration = Duration::from_secs(30);
+/// Maximum time for which the exchange of hits waits until the overrides of a new instance are merged.
+const FIRST_OVERRIDES_TIMEOUT: Duration = Duration::from_secs(5);
+/// Maximum time for which a connection to a second address of an instance waits until the overrides are merged.
+const DUPLICATE_OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
+/// Number of epochs that an address can have at once, and later in each second. A process needs time to start.
+const EPOCHS: (f64, f64) = (20.0, 0.2);
+/// Size of the responses that are handled on another thread.
+const LONG_RESPONSE_BYTES: usize = 64 << 10;
+/// Maximum number of bytes that a connection has received before they are read.
+const WINDOW_BYTES: u32 = 1 << 20;
 
 /// State that all followers share.
 pub(super) struct Context {
@@ -47,6 +55,11 @@ pub(super) struct Context {
     pub(super) members: Arc<Members>,
     pub(super) clock: Clock,
     pub(super) overrides: Arc<OverrideSync>,
+    pub(super) violations: Arc<Violations>,
+    /// Bytes of unfinished responses.
+    pub(super) read_budget: Arc<ReadBudget>,
+    /// Locked while a long batch is decoded, so that the memory of only one is needed.
+    pub(super) decoding: Mutex<()>,
     pub(super) tls: Option<TlsSettings>,
     /// First host in the settings.
     pub(super) default_host: Option<String>,
@@ -62,25 +75,35 @@ pub(super) struct Context {
 
 /// A connection to one address.
 pub(super) struct Follower {
-    context: Arc<Context>,
-    address: SocketAddr,
+    pub(super) context: Arc<Context>,
+    pub(super) address: SocketAddr,
+    /// Number of copies of the counters that took too long.
+    pub(super) incomplete_copies: u32,
+    /// The last epoch of the instance, and the allowance for others.
+    last_epoch: u64,
+    epochs: Allowance,
+    /// Whether the episode of failures is logged.
+    is_logged: bool,
+    /// Pause before the next attempt.
+    pause: Duration,
 }
 
-/// How far the overrides of the instance are merged.
-#[derive(Default)]
-struct MergedOverrides {
-    /// Position of the last overrides that were fetched.
-    fetched: u64,
-    /// Position of the last overrides that were stored, or `None` if there are none.
-    stored: Option<u64>,
-    /// Time at which overrides that could not be stored are fetched again.
-    retry_at: Option<Instant>,
+/// Channels between the exchange of hits and that of overrides with one instance.
+struct OverridesLink {
+    positions: watch::Sender<OverridesPosition>,
+    /// Epoch of the instance whose overrides are merged.
+    merged: watch::Receiver<u64>,
 }
 
-impl MergedOverrides {
-    /// Returns whether overrides are to be fetched from an instance with this position.
-    fn is_due(&self, position: u64) -> bool {
-        self.fetched != position || self.retry_at.is_some_and(|at| at <= Instant::now())
+impl OverridesLink {
+    fn set_position(&self, position: OverridesPosition) {
+        self.positions.send_if_modified(|latest| std::mem::replace(latest, position) != position);
+    }
+
+    /// Waits until the overrides of an instance are merged for the first time.
+    async fn wait_until_merged(&mut self, epoch: u64, max: Duration) {
+        // If it takes longer, the exchange of hits does not wait for it.
+        let _ = timeout(max, self.merged.wait_for(|merged| *merged == epoch)).await;
     }
 }
 
@@ -94,122 +117,196 @@ enum Ended {
     Leaving,
 }
 
-/// Error returned when an instance cannot be followed.
-#[derive(Debug, thiserror::Error)]
-enum FollowError {
-    #[error("cannot connect")]
-    Connect(#[from] tonic::transport::Error),
-    #[error("call failed: {}", .0.message())]
-    Call(#[from] tonic::Status),
-    #[error("no response within {0:?}")]
-    Timeout(Duration),
-    #[error("cannot read {}", .path.display())]
-    File { path: PathBuf, source: std::io::Error },
-    #[error("invalid message")]
-    Message(#[from] MessageError),
-}
-
-type Client = ClusterServiceClient<Channel>;
-
 impl Follower {
-    pub(super) const fn new(context: Arc<Context>, address: SocketAddr) -> Self {
-        Self { context, address }
+    pub(super) fn new(context: Arc<Context>, address: SocketAddr) -> Self {
+        Self {
+            context,
+            address,
+            incomplete_copies: 0,
+            last_epoch: 0,
+            epochs: Allowance::new(EPOCHS.0, EPOCHS.1),
+            is_logged: false,
+            pause: RETRY.0,
+        }
     }
 
-    /// Follows the instance, and connects again after failures. Ends if the address is the own one, or at shutdown.
-    pub(super) async fn run(self) {
-        let (mut pause, mut leaving) = (RETRY.0, self.context.leaving.subscribe());
-        // An episode of failures is logged once.
-        let mut is_logged = false;
+    /// Follows the instance, and connects again after failures. Ends at shutdown.
+    pub(super) async fn run(mut self) {
+        let mut leaving = self.context.leaving.subscribe();
+        let mut overrides = OverridesFollower::new(Arc::clone(&self.context), self.address);
         loop {
-            let wait = match self.follow(&mut is_logged, &mut pause).await {
-                Ok(Ended::Own) => return self.set_state(MemberState::Own),
-                Ok(Ended::Leaving) => return,
-                Ok(Ended::Duplicate) => {
-                    self.set_state(MemberState::Duplicate);
-                    DUPLICATE_PAUSE
+            let excluded_until = self.context.members.excluded_until(self.address);
+            let wait = match excluded_until {
+                Some(until) => {
+                    self.set_state(MemberState::Unavailable);
+                    until - Instant::now()
                 }
-                Err(error) => {
-                    if self.context.members.state(self.address) != MemberState::Left {
-                        self.set_state(MemberState::Unavailable);
-                        if !std::mem::replace(&mut is_logged, true) {
-                            let reason = crate::errors::chain(&error);
-                            tracing::warn!(
-                                peer = %self.address,
-                                reason,
-                                "peer unavailable: its hits are not counted here until it responds"
-                            );
-                        }
+                None => match self.follow(&mut overrides).await {
+                    Ok(Ended::Leaving) => return,
+                    Ok(Ended::Own) => {
+                        self.set_state(MemberState::Own);
+                        OWN_PAUSE
                     }
-                    let next = pause.saturating_mul(2).min(RETRY.1);
-                    std::mem::replace(&mut pause, next)
-                }
+                    Ok(Ended::Duplicate) => {
+                        self.set_state(MemberState::Duplicate);
+                        DUPLICATE_PAUSE
+                    }
+                    Err(error) => self.pause_after(&error).mul_f64(rand::random_range(0.5..=1.0)),
+                },
             };
             tokio::select! {
-                () = sleep(wait.mul_f64(rand::random_range(0.5..=1.0))) => {}
+                () = sleep(wait) => {}
                 () = wait_for_shutdown(&mut leaving) => return,
             }
         }
+    }
+
+    /// Records and logs a failure, and returns the pause before the next attempt.
+    fn pause_after(&mut self, error: &FollowError) -> Duration {
+        let members = &self.context.members;
+        let reason = crate::errors::chain(error);
+        if let Some(violation) = error.violation() {
+            self.context.violations.add(violation);
+            let excluded_for = members.exclude(self.address);
+            self.set_state(MemberState::Unavailable);
+            self.is_logged = true;
+            tracing::warn!(
+                peer = %self.address,
+                reason,
+                ?excluded_for,
+                "peer breaks the protocol: it is left alone for a while, and its hits are not counted here"
+            );
+            return excluded_for;
+        }
+        if members.state(self.address) == MemberState::Left {
+            return self.next_pause();
+        }
+        self.set_state(MemberState::Unavailable);
+        if !std::mem::replace(&mut self.is_logged, true) {
+            tracing::warn!(
+                peer = %self.address,
+                reason,
+                "peer unavailable: its hits are not counted here until it responds"
+            );
+        }
+        self.next_pause()
+    }
+
+    fn next_pause(&mut self) -> Duration {
+        let next = self.pause.saturating_mul(2).min(RETRY.1);
+        std::mem::replace(&mut self.pause, next)
     }
 
     fn set_state(&self, state: MemberState) {
         self.context.members.set_state(self.address, state);
     }
 
-    /// Connects and pulls until an error.
-    async fn follow(&self, is_logged: &mut bool, pause: &mut Duration) -> Result<Ended, FollowError> {
-        let Context { peers, members, clock, .. } = &*self.context;
-        let mut client = self.connect().await?;
-        let mut leaving = self.context.leaving.subscribe();
-        let (mut origin, mut merged) = (0, MergedOverrides::default());
-        loop {
-            let response = tokio::select! {
-                response = self.pull(&mut client, origin, merged.fetched, false) => response?,
-                () = wait_for_shutdown(&mut leaving) => {
-                    let _ = timeout(LEAVE_TIMEOUT, self.pull(&mut client, origin, 0, true)).await;
-                    return Ok(Ended::Leaving);
-                }
-            };
-            if response.origin == peers.epoch() {
-                return Ok(Ended::Own);
-            }
-            if !members.claim(self.address, response.origin) {
-                return Ok(Ended::Duplicate);
-            }
-            if response.origin != origin {
-                // The first response contains no increments.
-                origin = response.origin;
-                merged = MergedOverrides::default();
-                self.merge_overrides(&mut client, &mut merged).await?;
-                self.wait_until_joined(&mut client, &response).await?;
-                continue;
-            }
-            if response.copy_needed {
-                self.copy(&mut client, origin).await?;
-            } else if response.until > response.after {
-                peers.apply(&message::decode(&response)?, clock.now());
-            }
-            if merged.is_due(response.overrides_position) {
-                self.merge_overrides(&mut client, &mut merged).await?;
-            }
-            self.set_state(MemberState::Connected);
-            *pause = RETRY.0;
-            if std::mem::take(is_logged) {
-                tracing::info!(peer = %self.address, "peer responds again");
+    /// Connects, and exchanges hits and overrides until an error.
+    async fn follow(&mut self, overrides: &mut OverridesFollower) -> Result<Ended, FollowError> {
+        let channel = self.connect().await?;
+        let budget = Arc::clone(&self.context.read_budget);
+        let mut calls = Calls::new(channel.clone(), &budget);
+        let mut overrides_calls = Calls::new(channel, &budget);
+        let (positions, mut position_changes) = watch::channel(OverridesPosition::default());
+        let (merged_sender, merged) = watch::channel(0);
+        let mut link = OverridesLink { positions, merged };
+        tokio::select! {
+            ended = self.exchange_hits(&mut calls, &mut link) => ended,
+            ended = overrides.run(&mut overrides_calls, &mut position_changes, &merged_sender) => {
+                ended.map(|()| Ended::Leaving)
             }
         }
     }
 
+    /// Pulls increments until an error.
+    async fn exchange_hits(&mut self, calls: &mut Calls, link: &mut OverridesLink) -> Result<Ended, FollowError> {
+        let context = Arc::clone(&self.context);
+        let mut leaving = context.leaving.subscribe();
+        let (mut origin, mut overrides_position) = (0, 0);
+        loop {
+            let mut pace = Pace::start();
+            let response = tokio::select! {
+                response = self.pull(calls, origin, overrides_position, false) => response?,
+                () = wait_for_shutdown(&mut leaving) => {
+                    let _ = timeout(LEAVE_TIMEOUT, self.pull(calls, origin, 0, true)).await;
+                    return Ok(Ended::Leaving);
+                }
+            };
+            pace.answered();
+            if response.origin == context.peers.epoch() {
+                return Ok(Ended::Own);
+            }
+            let is_claimed = context.members.claim(self.address, response.origin);
+            let is_new = response.origin != origin;
+            let has_news = is_new || response.copy_needed || response.until > response.after;
+            let has_overrides = response.overrides_position != overrides_position;
+            overrides_position = response.overrides_position;
+            link.set_position(OverridesPosition { epoch: response.origin, changes: overrides_position });
+            let is_restarted = std::mem::replace(&mut self.last_epoch, response.origin) != response.origin;
+            if is_restarted && self.epochs.take(1.0) > Duration::ZERO {
+                return Err(Violation::Epoch.into());
+            }
+            if !is_claimed {
+                // Its overrides are merged nevertheless: it may be another instance whose epoch the used one only claims.
+                link.wait_until_merged(response.origin, DUPLICATE_OVERRIDES_TIMEOUT).await;
+                return Ok(Ended::Duplicate);
+            }
+            if is_new {
+                link.wait_until_merged(response.origin, FIRST_OVERRIDES_TIMEOUT).await;
+                // The first response contains no increments.
+                origin = response.origin;
+                self.wait_until_joined(calls, &response).await?;
+                continue;
+            }
+            if response.copy_needed {
+                self.copy(calls, origin).await?;
+            } else if response.until > response.after {
+                self.apply(response).await?;
+            }
+            self.set_state(MemberState::Connected);
+            self.pause = RETRY.0;
+            if std::mem::take(&mut self.is_logged) {
+                tracing::info!(peer = %self.address, "peer responds again");
+            }
+            let pause = pace.pause(has_news || has_overrides);
+            if !pause.is_zero() {
+                tokio::select! {
+                    () = sleep(pause) => {}
+                    () = wait_for_shutdown(&mut leaving) => {}
+                }
+            }
+        }
+    }
+
+    /// Applies the increments of a response.
+    async fn apply(&self, response: proto::PullResponse) -> Result<(), FollowError> {
+        let context = &self.context;
+        let bytes: usize = response.increments.iter().map(bytes::Bytes::len).sum();
+        if bytes <= LONG_RESPONSE_BYTES {
+            context.peers.apply(&message::decode(&response)?, context.clock.now());
+            return Ok(());
+        }
+        let _decoding = context.decoding.lock().await;
+        let (peers, clock) = (Arc::clone(&context.peers), context.clock.clone());
+        let applying = tokio::task::spawn_blocking(move || {
+            let batch = message::decode(&response)?;
+            peers.apply(&batch, clock.now());
+            Ok(())
+        });
+        applying.await.unwrap_or(Ok(()))
+    }
+
     /// Copies the counters of the instance if this one has none yet, and waits until all instances have responded.
     ///
-    /// No increment is applied before: the copy contains increments of all instances.
-    async fn wait_until_joined(&self, client: &mut Client, hello: &proto::PullResponse) -> Result<(), FollowError> {
-        let mut phase = self.context.phase.clone();
+    /// No increment is applied before: the copy contains increments of all instances. Addresses that only calls have
+    /// named are not copied from, because a copy delays the start.
+    async fn wait_until_joined(&mut self, calls: &mut Calls, hello: &proto::PullResponse) -> Result<(), FollowError> {
+        let context = Arc::clone(&self.context);
+        let mut phase = context.phase.clone();
         if *phase.borrow() == Phase::Joining {
-            let mut has_copied = self.context.has_copied.lock().await;
-            if hello.joined && !*has_copied {
-                self.copy_counters(client, hello.origin).await?;
-                *has_copied = true;
+            let mut has_copied = context.has_copied.lock().await;
+            if hello.joined && !*has_copied && context.members.host(self.address).is_some() {
+                *has_copied = self.copy_counters(calls, hello.origin).await?;
             }
             drop(has_copied);
             self.set_state(MemberState::Contacted);
@@ -220,7 +317,7 @@ impl Follower {
 
     async fn pull(
         &self,
-        client: &mut Client,
+        calls: &mut Calls,
         origin: u64,
         overrides_position: u64,
         leaving: bool,
@@ -235,101 +332,16 @@ impl Follower {
             leaving,
             overrides_position,
         };
-        let response = timeout(CALL_TIMEOUT, client.pull(request)).await;
-        Ok(response.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner())
-    }
-
-    /// Merges the overrides of the instance that are not stored yet.
-    ///
-    /// If they cannot be stored, for example because the disk is full, hits are still exchanged, and the next attempt is
-    /// made after a pause.
-    async fn merge_overrides(&self, client: &mut Client, merged: &mut MergedOverrides) -> Result<(), FollowError> {
-        let overrides = &self.context.overrides;
-        if overrides.position().is_none() {
-            // They are in Redis.
-            return Ok(());
-        }
-        let request = proto::OverridesRequest { protocol: PROTOCOL, after: merged.stored };
-        let pages = timeout(CALL_TIMEOUT, client.overrides(request)).await;
-        let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
-        let (mut received, mut pages_received) = (PeerOverrides::default(), 0);
-        while let Some(page) =
-            timeout(CALL_TIMEOUT, pages.message()).await.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??
-        {
-            pages_received += 1;
-            if pages_received > MAX_OVERRIDES_PAGES {
-                return Err(MessageError::TooManyOverrides.into());
-            }
-            message::decode_overrides(&mut received, page);
-        }
-        merged.fetched = received.position;
-        match overrides.merge(received).await {
-            Ok(()) => (merged.stored, merged.retry_at) = (Some(merged.fetched), None),
-            Err(error) => {
-                // An episode of failures is logged once.
-                if merged.retry_at.replace(Instant::now() + OVERRIDES_RETRY).is_none() {
-                    let reason = crate::errors::chain(&error);
-                    tracing::warn!(
-                        peer = %self.address,
-                        reason,
-                        "cannot store the overrides of a peer, and tries it again; its hits are counted"
-                    );
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Copies the counters of the instance, unless a copy of another one has brought a position in the meantime.
-    async fn copy(&self, client: &mut Client, origin: u64) -> Result<(), FollowError> {
-        let peers = &self.context.peers;
-        let position = peers.position(origin);
-        let mut has_copied = self.context.has_copied.lock().await;
-        if peers.position(origin) == position {
-            self.copy_counters(client, origin).await?;
-            *has_copied = true;
-        }
-        Ok(())
-    }
-
-    async fn copy_counters(&self, client: &mut Client, origin: u64) -> Result<(), FollowError> {
-        let Context { peers, clock, .. } = &*self.context;
-        let request = proto::CopyRequest { protocol: PROTOCOL };
-        let pages = timeout(CALL_TIMEOUT, client.copy(request)).await;
-        let mut pages = pages.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??.into_inner();
-        let (mut positions, mut counters, mut same_clock) = (Vec::new(), 0, false);
-        loop {
-            let page =
-                timeout(CALL_TIMEOUT, pages.message()).await.map_err(|_| FollowError::Timeout(CALL_TIMEOUT))??;
-            let Some(page) = page else {
-                break;
-            };
-            if page.now_us > 0 {
-                positions = page.positions.iter().map(|position| (position.origin, position.sequence)).collect();
-                same_clock = clock.now().get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get();
-            }
-            if same_clock {
-                counters += page.counters.len();
-                peers.insert_copies(message::decode_copies(&page.counters), clock.now());
-            }
-        }
-        peers.continue_from(origin, &positions, clock.now());
-        if same_clock {
-            tracing::info!(peer = %self.address, counters, "counters copied from a peer");
-        } else {
-            tracing::warn!(
-                peer = %self.address,
-                "the clock of a peer differs by more than 30 s: its counters were not copied, only new hits are received"
-            );
-        }
-        Ok(())
+        calls.pull(request).await
     }
 
     /// Connects to the address. Reads the certificates, which is therefore done for each connection.
-    async fn connect(&self) -> Result<Client, FollowError> {
+    async fn connect(&self) -> Result<Channel, FollowError> {
         let scheme = if self.context.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address))?
             .connect_timeout(CONNECT_TIMEOUT)
+            .initial_stream_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(WINDOW_BYTES)
             .tcp_nodelay(true);
         if let Some(files) = &self.context.tls {
             let read = |path: &Option<PathBuf>| {
@@ -347,22 +359,6 @@ impl Follower {
             endpoint = endpoint.tls_config(tls)?;
         }
         let channel = timeout(CONNECT_TIMEOUT, endpoint.connect()).await;
-        let channel = channel.map_err(|_| FollowError::Timeout(CONNECT_TIMEOUT))??;
-        Ok(Client::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn overrides_are_fetched_at_a_new_position_or_after_the_pause() {
-        let mut merged = MergedOverrides { fetched: 7, ..MergedOverrides::default() };
-        assert!(merged.is_due(8) && !merged.is_due(7));
-        merged.retry_at = Some(Instant::now() + OVERRIDES_RETRY);
-        assert!(merged.is_due(8) && !merged.is_due(7));
-        tokio::time::advance(OVERRIDES_RETRY).await;
-        assert!(merged.is_due(7));
+        Ok(channel.map_err(|_| FollowError::Timeout(CONNECT_TIMEOUT))??)
     }
 }

@@ -9,7 +9,6 @@ use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use super::message;
 use crate::{
     algorithm::Micros,
-    service::overrides::PeerOverrides,
     store::{
         Memory, memory,
         peers::{Metrics, Peers},
@@ -41,9 +40,7 @@ pub fn peer_message(input: &[u8]) {
         }
         _ => {
             if let Ok(page) = proto::OverridesPage::decode(input) {
-                let mut overrides = PeerOverrides::default();
-                message::decode_overrides(&mut overrides, page);
-                let _ = message::encode_overrides(overrides);
+                let _ = message::encode_overrides(message::decode_overrides(page));
             }
         }
     }

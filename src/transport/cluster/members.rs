@@ -5,7 +5,7 @@
 
 use std::{
     collections::BTreeMap,
-    net::SocketAddr,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -19,6 +19,16 @@ use tokio::{
 const FORGET_AFTER: Duration = Duration::from_secs(60);
 /// Maximum number of addresses. Calls cannot add more.
 const MAX_MEMBERS: usize = 1_000;
+/// Maximum number of addresses that calls from one network can add to those of the settings.
+const MAX_CALLERS_PER_NETWORK: usize = 8;
+/// Time without a call after which an address that does not respond makes room for another one.
+const REPLACE_AFTER: Duration = Duration::from_secs(10);
+/// Time for which a member is left alone after its first violation. It doubles with each further one.
+const FIRST_EXCLUSION: Duration = Duration::from_secs(30);
+/// Maximum time for which a member is left alone.
+const MAX_EXCLUSION: Duration = Duration::from_secs(600);
+/// Time without violations after which former ones are forgotten.
+const FORGIVE_AFTER: Duration = Duration::from_secs(3_600);
 
 /// State of the exchange with the instance at one address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +61,11 @@ struct Member {
     /// Whether that instance has announced that it stops.
     has_left: bool,
     heard_at: Instant,
+    /// The violations of the protocol that are not forgotten yet.
+    violations: u32,
+    violated_at: Option<Instant>,
+    /// When the address is called again after a violation.
+    excluded_until: Option<Instant>,
 }
 
 /// The table of addresses.
@@ -65,15 +80,21 @@ impl Members {
     }
 
     /// Adds an address from which another instance called.
-    pub(super) fn discover(&self, address: SocketAddr) {
+    ///
+    /// Returns `false` if the address is ignored, because calls from its network have added too many.
+    pub(super) fn discover(&self, address: SocketAddr) -> bool {
         let mut table = self.lock();
         if let Some(member) = table.get_mut(&address) {
             member.called_at = Some(Instant::now());
-        } else if table.len() < MAX_MEMBERS {
-            table.insert(address, Member { called_at: Some(Instant::now()), ..Member::new(None) });
-            drop(table);
-            self.changed.notify_waiters();
+            return true;
         }
+        if !make_room(&mut table, address) {
+            return false;
+        }
+        table.insert(address, Member { called_at: Some(Instant::now()), ..Member::new(None) });
+        drop(table);
+        self.changed.notify_waiters();
+        true
     }
 
     /// Replaces the addresses of the settings: each with its host. Returns the addresses that were removed.
@@ -82,10 +103,9 @@ impl Members {
         for (address, host) in resolved {
             table.entry(*address).or_insert_with(|| Member::new(None)).host = Some(host.clone());
         }
-        let is_called = |member: &Member| member.called_at.is_some_and(|called_at| called_at.elapsed() < FORGET_AFTER);
-        let (kept, removed) = std::mem::take(&mut *table)
-            .into_iter()
-            .partition(|(address, member)| resolved.contains_key(address) || is_called(member));
+        let (kept, removed) = std::mem::take(&mut *table).into_iter().partition(|(address, member)| {
+            resolved.contains_key(address) || member.is_called() || member.is_excluded()
+        });
         *table = kept;
         drop(table);
         self.changed.notify_waiters();
@@ -128,12 +148,39 @@ impl Members {
         }
     }
 
-    /// Records that the instance with this epoch stops.
-    pub(super) fn set_left(&self, epoch: u64) {
+    /// Records that the instance with this epoch stops. Returns `false` if the caller's host is not that of the instance:
+    /// every member knows the epochs of all others.
+    pub(super) fn set_left(&self, epoch: u64, caller: IpAddr) -> bool {
         let mut table = self.lock();
-        for member in table.values_mut().filter(|member| member.epoch == epoch) {
-            (member.state, member.has_left) = (MemberState::Left, true);
+        let mut is_known = false;
+        for (address, member) in table.iter_mut() {
+            if member.epoch == epoch && address.ip().to_canonical() == caller {
+                (member.state, member.has_left) = (MemberState::Left, true);
+                is_known = true;
+            }
         }
+        is_known
+    }
+
+    /// Records a violation of the protocol. Returns the time for which the member is left alone.
+    pub(super) fn exclude(&self, address: SocketAddr) -> Duration {
+        let mut table = self.lock();
+        let Some(member) = table.get_mut(&address) else {
+            return FIRST_EXCLUSION;
+        };
+        if member.violated_at.is_some_and(|at| at.elapsed() >= FORGIVE_AFTER) {
+            member.violations = 0;
+        }
+        let pause = FIRST_EXCLUSION.saturating_mul(1 << member.violations.min(10)).min(MAX_EXCLUSION);
+        member.violations += 1;
+        member.violated_at = Some(Instant::now());
+        member.excluded_until = Some(Instant::now() + pause);
+        pause
+    }
+
+    /// Returns until when a member is left alone, or `None` if it is not.
+    pub(super) fn excluded_until(&self, address: SocketAddr) -> Option<Instant> {
+        self.lock().get(&address).filter(|member| member.is_excluded())?.excluded_until
     }
 
     /// Returns the host of an address; `None` if only calls have named it.
@@ -146,11 +193,12 @@ impl Members {
         self.lock().get(&address).map_or(MemberState::New, |member| member.state)
     }
 
-    /// Waits until every address has responded or failed.
+    /// Waits until every address of the settings has responded or failed. Addresses that only calls have named are not
+    /// waited for: there could always be another one.
     pub(super) async fn settled(&self) {
         loop {
             let changed = self.changed.notified();
-            if self.lock().values().all(|member| member.state != MemberState::New) {
+            if self.lock().values().all(|member| member.host.is_none() || member.state != MemberState::New) {
                 return;
             }
             changed.await;
@@ -183,7 +231,56 @@ impl Members {
 
 impl Member {
     fn new(host: Option<String>) -> Self {
-        Self { host, called_at: None, state: MemberState::New, epoch: 0, has_left: false, heard_at: Instant::now() }
+        Self {
+            host,
+            called_at: None,
+            state: MemberState::New,
+            epoch: 0,
+            has_left: false,
+            heard_at: Instant::now(),
+            violations: 0,
+            violated_at: None,
+            excluded_until: None,
+        }
+    }
+
+    fn is_called(&self) -> bool {
+        self.called_at.is_some_and(|called_at| called_at.elapsed() < FORGET_AFTER)
+    }
+
+    fn is_excluded(&self) -> bool {
+        self.excluded_until.is_some_and(|until| until > Instant::now())
+    }
+
+    /// Returns whether the address can make room for another one.
+    fn is_replaceable(&self) -> bool {
+        let is_silent = self.called_at.is_none_or(|called_at| called_at.elapsed() >= REPLACE_AFTER);
+        self.host.is_none() && self.state == MemberState::Unavailable && is_silent && !self.is_excluded()
+    }
+}
+
+/// Returns whether a call can add an address. Removes another one that does not respond if there are too many.
+fn make_room(table: &mut BTreeMap<SocketAddr, Member>, address: SocketAddr) -> bool {
+    let network = network_of(address.ip());
+    let is_near = |other: &SocketAddr, member: &Member| member.host.is_none() && network_of(other.ip()) == network;
+    let near = table.iter().filter(|(other, member)| is_near(other, member)).count();
+    let is_full_near = near >= MAX_CALLERS_PER_NETWORK;
+    if !is_full_near && table.len() < MAX_MEMBERS {
+        return true;
+    }
+    let replaced = table
+        .iter()
+        .filter(|(other, member)| member.is_replaceable() && (!is_full_near || is_near(other, member)))
+        .min_by_key(|(_, member)| member.called_at)
+        .map(|(other, _)| *other);
+    replaced.is_some_and(|replaced| table.remove(&replaced).is_some())
+}
+
+/// Returns the network that one caller can have: an IPv4 address, or the first 64 bits of an IPv6 address.
+pub(super) fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => address.into(),
+        IpAddr::V6(address) => Ipv6Addr::from(u128::from(address) >> 64 << 64).into(),
     }
 }
 
@@ -205,7 +302,7 @@ mod tests {
     fn calls_add_a_limited_number_of_addresses_and_settings_all() {
         let members = Members::new();
         for number in 0..2_000 {
-            members.discover(address(number));
+            assert_eq!(members.discover(address(number)), number < MAX_MEMBERS as u32);
         }
         assert_eq!(addresses(&members).len(), MAX_MEMBERS);
         members.set_resolved(&(2_000..3_500).map(|number| (address(number), "peers".to_owned())).collect());
@@ -240,6 +337,77 @@ mod tests {
         assert!(members.claim(address(2), 7));
     }
 
+    /// An instance waits until it has joined. Its other address must not be used meanwhile.
+    #[test]
+    fn one_address_of_an_instance_that_is_only_contacted_is_used() {
+        let members = Members::new();
+        members.discover(address(1));
+        members.discover(address(2));
+        assert!(members.claim(address(1), 7));
+        members.set_state(address(1), MemberState::Contacted);
+        assert!(!members.claim(address(2), 7) && members.claim(address(1), 7));
+        assert!(members.claim(address(2), 8), "another instance");
+        members.set_state(address(1), MemberState::Duplicate);
+        assert!(members.claim(address(2), 7));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn callers_of_one_network_cannot_fill_the_table() {
+        for (one, other) in [
+            (|port| SocketAddr::new([10, 0, 0, 1].into(), port), |port| SocketAddr::new([10, 0, 0, 2].into(), port)),
+            (
+                // Addresses of one network of IPv6.
+                |port: u16| SocketAddr::new([1, 2, 3, 4, port, 6, 7, 8].into(), 1),
+                |port: u16| SocketAddr::new([1, 2, 3, 5, port, 6, 7, 8].into(), 1),
+            ),
+        ] as [(fn(u16) -> SocketAddr, fn(u16) -> SocketAddr); 2]
+        {
+            let members = Members::new();
+            let first = MAX_CALLERS_PER_NETWORK as u16;
+            let discovered: Vec<bool> = (1..=first + 1).map(|port| members.discover(one(port))).collect();
+            assert_eq!(discovered, [vec![true; first.into()], vec![false]].concat());
+            assert!(members.discover(other(1)), "another network");
+            // Addresses of the settings do not count.
+            members.set_resolved(&BTreeMap::from([(one(1), "peers".to_owned())]));
+            assert!(members.discover(one(first + 1)) && !members.discover(one(first + 2)));
+            // An address that does not respond makes room, but not at once.
+            members.set_state(one(3), MemberState::Unavailable);
+            assert!(!members.discover(one(first + 2)));
+            tokio::time::advance(REPLACE_AFTER).await;
+            assert!(members.discover(one(first + 2)) && !members.discover(one(first + 3)));
+            assert!(!addresses(&members).contains(&one(3)));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_member_that_breaks_the_protocol_is_left_alone_longer_each_time() {
+        let members = Members::new();
+        members.discover(address(1));
+        assert_eq!(members.excluded_until(address(1)), None);
+        for seconds in [30, 60, 120, 240, 480, 600, 600] {
+            let pause = Duration::from_secs(seconds);
+            assert_eq!(members.exclude(address(1)), pause);
+            assert_eq!(members.excluded_until(address(1)), Some(Instant::now() + pause));
+            // It is not forgotten meanwhile.
+            tokio::time::advance(pause - Duration::from_millis(1)).await;
+            assert_eq!(members.set_resolved(&BTreeMap::new()), []);
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert_eq!(members.excluded_until(address(1)), None);
+        }
+        tokio::time::advance(FORGIVE_AFTER).await;
+        assert_eq!(members.exclude(address(1)), FIRST_EXCLUSION);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn addresses_that_only_calls_name_are_not_waited_for() {
+        let members = Members::new();
+        members.set_resolved(&BTreeMap::from([(address(1), "peers".to_owned())]));
+        members.discover(address(2));
+        assert!(members.settled().now_or_never().is_none());
+        members.set_state(address(1), MemberState::Contacted);
+        assert!(members.settled().now_or_never().is_some());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn an_instance_that_has_left_is_not_connected_until_it_restarts() {
         let members = Members::new();
@@ -249,7 +417,9 @@ mod tests {
         tokio::time::advance(Duration::from_secs(5)).await;
         members.set_state(address(1), MemberState::Connected);
         assert_eq!(members.lags(), [(address(1), Duration::ZERO)]);
-        members.set_left(7);
+        assert!(!members.set_left(7, address(2).ip()), "another member");
+        assert_eq!(members.state(address(1)), MemberState::Connected);
+        assert!(members.set_left(7, address(1).ip()));
         // The response to an earlier pull arrives late.
         members.claim(address(1), 7);
         members.set_state(address(1), MemberState::Connected);

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use prost::Message;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 
+use super::wire::{WireError, count_fields};
 use crate::{
     algorithm::{Algorithm, LimitSpec, Micros, State, sliding_window::WindowEdge},
     service::overrides::PeerOverrides,
@@ -15,8 +16,18 @@ use crate::{
     },
 };
 
-/// Number of overrides or changes in one page. Each has at most some 20 kB.
+/// Maximum number of overrides or changes in one page.
 const OVERRIDES_PER_PAGE: usize = 100;
+/// Number of bytes after which a page has no further override or change.
+const OVERRIDES_PAGE_BYTES: usize = 1 << 20;
+/// Maximum number of changes in one batch. The backlog of an absent member has at most a million.
+const MAX_BATCH_CHANGES: usize = 1_100_000;
+/// Maximum number of limits in the increments of one batch.
+const MAX_BATCH_LIMITS: usize = 200_000;
+/// Maximum number of resets in one batch.
+const MAX_BATCH_RESETS: usize = 20_000;
+/// Maximum length of a copied state. A log has seven kilobytes.
+const MAX_STATE_BYTES: usize = 64 << 10;
 /// Maximum number of resets in one increment. Operators reset counters one by one.
 const MAX_RESETS: usize = 1_000;
 /// Number of bytes of a [`CounterDigest`].
@@ -28,12 +39,24 @@ pub(super) enum MessageError {
     /// The bytes are no protobuf message.
     #[error("message is not valid protobuf")]
     Protobuf(#[from] prost::DecodeError),
+    /// The bytes are no fields of protobuf.
+    #[error("message is not valid protobuf")]
+    Malformed,
     /// The lists of an increment have different lengths.
     #[error("increment {0} has lists of different lengths")]
     Lengths(u64),
-    /// An instance sends more overrides than one can have.
-    #[error("too many overrides")]
-    TooManyOverrides,
+    /// A batch has more changes, limits or resets than a member sends.
+    #[error("batch has too many changes, limits or resets")]
+    TooManyChanges,
+}
+
+impl From<WireError> for MessageError {
+    fn from(error: WireError) -> Self {
+        match error {
+            WireError::Malformed => Self::Malformed,
+            WireError::TooManyItems(_) => Self::TooManyChanges,
+        }
+    }
 }
 
 /// Encodes an increment.
@@ -60,13 +83,25 @@ pub(super) fn encode(increment: &Increment) -> Bytes {
 ///
 /// Changes with a limit that this instance does not support are ignored.
 pub(super) fn decode(response: &proto::PullResponse) -> Result<Batch, MessageError> {
-    let increments = response.increments.iter().map(|bytes| decode_increment(bytes).map(Arc::new));
+    let mut increments = Vec::with_capacity(response.increments.len());
+    let (mut limits, mut changes, mut resets) = (0, 0, 0);
+    for bytes in &response.increments {
+        // An empty limit has two bytes on the wire and more than a hundred in memory.
+        limits += count_fields(bytes, &[3], MAX_BATCH_LIMITS - limits, |_| Ok(()))?;
+        let increment = decode_increment(bytes)?;
+        changes += increment.changes.len();
+        resets += increment.resets.len();
+        if changes > MAX_BATCH_CHANGES || resets > MAX_BATCH_RESETS {
+            return Err(MessageError::TooManyChanges);
+        }
+        increments.push(Arc::new(increment));
+    }
     Ok(Batch {
         origin: response.origin,
         after: response.after,
         until: response.until,
         now: Micros::new(response.now_us),
-        increments: increments.collect::<Result<_, _>>()?,
+        increments,
     })
 }
 
@@ -148,10 +183,13 @@ pub(super) fn encode_copies(copies: &[CounterCopy]) -> Vec<proto::CounterCopy> {
     copies.iter().map(encode).collect()
 }
 
-/// Decodes copied counters. Those with an invalid digest are ignored.
+/// Decodes copied counters. Those with an invalid digest or a state that no counter has are ignored.
 pub(super) fn decode_copies(copies: &[proto::CounterCopy]) -> Vec<CounterCopy> {
     let decode = |copy: &proto::CounterCopy| {
         let counter = CounterDigest::try_from(copy.counter.as_ref()).ok()?;
+        if copy.state.len() > MAX_STATE_BYTES {
+            return None;
+        }
         Some(CounterCopy { counter, state: State::from_bytes(&copy.state), expires: copy.expires_s })
     };
     copies.iter().filter_map(decode).collect()
@@ -164,14 +202,31 @@ pub(super) fn encode_overrides(overrides: PeerOverrides) -> Vec<proto::Overrides
     let mut pages = vec![page()];
     let rule_sets = rule_sets.into_iter().map(|(digest, text)| proto::RuleSet { digest, text });
     pages.extend(rule_sets.map(|rule_set| proto::OverridesPage { rule_sets: vec![rule_set], ..page() }));
-    let changes: Vec<_> = changes.into_iter().map(encode_change).collect();
-    pages.extend(
-        changes.chunks(OVERRIDES_PER_PAGE).map(|changes| proto::OverridesPage { changes: changes.to_vec(), ..page() }),
-    );
+    let changes = in_pages(changes.into_iter().map(encode_change));
+    pages.extend(changes.into_iter().map(|changes| proto::OverridesPage { changes, ..page() }));
     let stored = |(target, version, text)| proto::StoredOverride { target, version, text };
-    let overrides: Vec<_> = overrides.into_iter().map(stored).collect();
-    let encode = |overrides: &[proto::StoredOverride]| proto::OverridesPage { overrides: overrides.to_vec(), ..page() };
-    pages.extend(overrides.chunks(OVERRIDES_PER_PAGE).map(encode));
+    let overrides = in_pages(overrides.into_iter().map(stored));
+    pages.extend(overrides.into_iter().map(|overrides| proto::OverridesPage { overrides, ..page() }));
+    pages
+}
+
+/// Divides messages into pages with a maximum number of messages, and of about [`OVERRIDES_PAGE_BYTES`].
+fn in_pages<T: Message>(messages: impl Iterator<Item = T>) -> Vec<Vec<T>> {
+    let mut pages: Vec<Vec<T>> = Vec::new();
+    let mut bytes = 0;
+    for message in messages {
+        let length = message.encoded_len();
+        match pages.last_mut() {
+            Some(page) if page.len() < OVERRIDES_PER_PAGE && bytes + length <= OVERRIDES_PAGE_BYTES => {
+                page.push(message);
+                bytes += length;
+            }
+            _ => {
+                pages.push(vec![message]);
+                bytes = length;
+            }
+        }
+    }
     pages
 }
 
@@ -181,18 +236,21 @@ fn encode_change(change: OverridesChange) -> proto::OverridesChange {
     proto::OverridesChange { version, id, info, changes: changes.into_iter().map(encode).collect() }
 }
 
-/// Adds a page of overrides to those received before.
-pub(super) fn decode_overrides(received: &mut PeerOverrides, page: proto::OverridesPage) {
-    received.position = page.position;
-    received.rule_sets.extend(page.rule_sets.into_iter().map(|set| (set.digest, set.text)));
-    received.overrides.extend(page.overrides.into_iter().map(|entry| (entry.target, entry.version, entry.text)));
+/// Decodes a page of overrides.
+pub(super) fn decode_overrides(page: proto::OverridesPage) -> PeerOverrides {
     let decode = |proto::OverrideChange { target, before, after }| OverrideChange { target, before, after };
-    received.changes.extend(page.changes.into_iter().map(|change| OverridesChange {
+    let decode_change = |change: proto::OverridesChange| OverridesChange {
         version: change.version,
         id: change.id,
         info: change.info,
         changes: change.changes.into_iter().map(decode).collect(),
-    }));
+    };
+    PeerOverrides {
+        position: page.position,
+        changes: page.changes.into_iter().map(decode_change).collect(),
+        overrides: page.overrides.into_iter().map(|entry| (entry.target, entry.version, entry.text)).collect(),
+        rule_sets: page.rule_sets.into_iter().map(|set| (set.digest, set.text)).collect(),
+    }
 }
 
 #[cfg(test)]
@@ -262,6 +320,8 @@ mod tests {
             assert!(matches!(decode_modified(&sent, modify), Err(MessageError::Lengths(4))));
         }
         assert!(matches!(decode_increment(&Bytes::from_static(b"garbage")), Err(MessageError::Protobuf(_))));
+        let garbage = proto::PullResponse { increments: vec![Bytes::from_static(b"garbage")], ..Default::default() };
+        assert!(matches!(decode(&garbage), Err(MessageError::Malformed)));
     }
 
     #[test]
@@ -321,8 +381,57 @@ mod tests {
         let mut received = PeerOverrides::default();
         for page in encode_overrides(sent.clone()) {
             assert!(page.changes.len() <= OVERRIDES_PER_PAGE && page.overrides.len() <= OVERRIDES_PER_PAGE);
-            decode_overrides(&mut received, page);
+            let page = decode_overrides(page);
+            received.position = page.position;
+            received.changes.extend(page.changes);
+            received.overrides.extend(page.overrides);
+            received.rule_sets.extend(page.rule_sets);
         }
         assert_eq!(received, sent);
+    }
+
+    #[test]
+    fn pages_of_long_overrides_are_short_enough_to_be_received() {
+        let long = "x".repeat(30_000);
+        let stored = (0..200).map(|user| (format!("limit|d|user={user}"), 1, long.clone()));
+        let change = OverrideChange { target: "t".into(), before: Some(long.clone()), after: Some(long.clone()) };
+        let change = OverridesChange { version: 1, id: "x".into(), info: String::new(), changes: vec![change; 100] };
+        let sent = PeerOverrides { changes: vec![change; 5], overrides: stored.collect(), ..PeerOverrides::default() };
+        let pages = encode_overrides(sent);
+        // A change is not divided.
+        let longest = pages.iter().map(Message::encoded_len).max().unwrap();
+        assert!(longest < super::super::MAX_MESSAGE_BYTES / 2, "{longest}");
+        let (changes, overrides): (Vec<_>, Vec<_>) =
+            pages.iter().skip(1).map(|page| (page.changes.len(), page.overrides.len())).unzip();
+        assert_eq!((changes.iter().sum::<usize>(), overrides.iter().sum::<usize>()), (5, 200));
+        assert!(*overrides.iter().max().unwrap() < 40);
+    }
+
+    #[test]
+    fn batches_with_more_items_than_a_member_sends_are_rejected() {
+        let response = |increments: Vec<proto::Increment>| proto::PullResponse {
+            increments: increments.iter().map(|increment| increment.encode_to_vec().into()).collect(),
+            ..proto::PullResponse::default()
+        };
+        let limits = |count| proto::Increment { limits: vec![proto::Limit::default(); count], ..Default::default() };
+        let half = MAX_BATCH_LIMITS / 2;
+        assert!(decode(&response(vec![limits(half), limits(half)])).is_ok());
+        let error = decode(&response(vec![limits(half), limits(half + 1)])).unwrap_err();
+        assert!(matches!(error, MessageError::TooManyChanges), "{error}");
+        let resets = proto::Increment { resets: vec![7; MAX_RESETS * DIGEST_BYTES].into(), ..Default::default() };
+        let count = MAX_BATCH_RESETS / MAX_RESETS;
+        assert!(decode(&response(vec![resets.clone(); count])).is_ok());
+        let error = decode(&response(vec![resets; count + 1])).unwrap_err();
+        assert!(matches!(error, MessageError::TooManyChanges), "{error}");
+    }
+
+    #[test]
+    fn copied_states_have_at_most_the_maximum_length() {
+        let copy = |length: usize| proto::CounterCopy {
+            counter: vec![1; DIGEST_BYTES].into(),
+            state: vec![1; length].into(),
+            expires_s: 9,
+        };
+        assert_eq!(decode_copies(&[copy(1), copy(MAX_STATE_BYTES), copy(MAX_STATE_BYTES + 1)]).len(), 2);
     }
 }

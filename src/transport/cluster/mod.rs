@@ -3,13 +3,22 @@
 //! Every instance has a `Follower` for each address of another one, which pulls its increments over one connection. A
 //! hung or slow instance delays only its own follower. The calls are gRPC with mutual TLS, on a listener of their own.
 
+mod callers;
+mod calls;
+mod copy;
+mod error;
 mod follower;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod members;
 mod message;
+mod overrides;
+mod pace;
+mod received;
 mod service;
 mod settings;
+mod violation;
+mod wire;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,9 +40,11 @@ use tonic::service::Routes;
 
 pub use self::settings::{Settings, TlsSettings};
 use self::{
+    callers::Callers,
     follower::{Context, Follower},
     members::{MemberState, Members},
     service::{CallerAddress, Service},
+    violation::Violations,
 };
 use super::{
     TlsError,
@@ -50,10 +61,12 @@ use crate::{
 
 /// Version of the exchange between instances.
 const PROTOCOL: u32 = 1;
-/// Maximum size of a message.
+/// Maximum size of a response of another instance.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
 /// Maximum size of all calls of members that are not complete, in bytes.
 const MAX_INPUT_BYTES: usize = 128 << 20;
+/// Maximum size of a request of another instance. A request has numbers only.
+const MAX_REQUEST_BYTES: usize = 4 << 10;
 /// Maximum number of connections of other instances.
 const MAX_CONNECTIONS: usize = 1_024;
 /// Interval at which DNS names are resolved.
@@ -125,15 +138,18 @@ impl Cluster {
         let http = http.map_err(|source| ClusterError::Listen { addr, source })?;
         let addr = http.local_addr().map_err(|source| ClusterError::Listen { addr, source })?;
         let ((stop, stopping), (phase, in_phase)) = (watch::channel(false), watch::channel(Phase::Joining));
-        let members = Members::new();
+        let (members, violations) = (Members::new(), Violations::new());
         let service = Service {
             peers: Arc::clone(&peers),
             members: Arc::clone(&members),
             clock: clock.clone(),
             phase: in_phase.clone(),
             overrides: Arc::clone(&overrides),
+            callers: Callers::default(),
+            violations: Arc::clone(&violations),
+            log_ignored_address: LogThrottle::default(),
         };
-        let grpc = ClusterServiceServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let grpc = ClusterServiceServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
         let router = Routes::new(grpc).prepare().into_axum_router();
         let with_caller =
             move |connection: &Connection<'_>| router.clone().layer(axum::Extension(CallerAddress(connection.peer)));
@@ -142,8 +158,21 @@ impl Cluster {
         let (leaving, _) = watch::channel(false);
         let (port, has_copied) = (addr.port(), Mutex::new(false));
         let default_host = settings.peers.first().map(|peer| split_host(peer, addr.port()).0);
-        let context =
-            Context { peers, members, clock, overrides, tls, default_host, port, has_copied, phase: in_phase, leaving };
+        let context = Context {
+            peers,
+            members,
+            clock,
+            overrides,
+            violations,
+            read_budget: Arc::default(),
+            decoding: Mutex::default(),
+            tls,
+            default_host,
+            port,
+            has_copied,
+            phase: in_phase,
+            leaving,
+        };
         Ok(Self {
             context: Arc::new(context),
             settings: settings.clone(),
@@ -177,7 +206,15 @@ impl Cluster {
         let mut resolve_at = Instant::now() + RESOLVE_INTERVAL;
         loop {
             let changed = members.changed();
-            for (address, _) in members.addresses() {
+            let addresses: BTreeSet<SocketAddr> = members.addresses().into_iter().map(|(address, _)| address).collect();
+            followers.retain(|address, follower| {
+                let is_known = addresses.contains(address);
+                if !is_known {
+                    follower.abort();
+                }
+                is_known
+            });
+            for address in addresses {
                 followers
                     .entry(address)
                     .or_insert_with(|| tasks.spawn(Follower::new(Arc::clone(&self.context), address).run()));
@@ -185,9 +222,7 @@ impl Cluster {
             tokio::select! {
                 () = changed => {}
                 () = sleep_until(resolve_at) => {
-                    for removed in members.set_resolved(&self.resolve().await) {
-                        followers.remove(&removed).inspect(AbortHandle::abort);
-                    }
+                    members.set_resolved(&self.resolve().await);
                     resolve_at = Instant::now() + RESOLVE_INTERVAL;
                 }
             }
@@ -240,6 +275,7 @@ impl Cluster {
     /// Registers the metrics of the exchange.
     pub fn observe(&self, meter: &Meter) {
         self.context.peers.metrics().observe(meter);
+        self.context.violations.observe(meter);
         let members = Arc::clone(&self.context.members);
         let lag = meter.f64_observable_gauge("sluicegate_cluster_peer_lag_seconds");
         let lag = lag.with_description("Seconds since the last response of each peer");

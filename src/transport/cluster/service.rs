@@ -1,6 +1,11 @@
 //! [`Service`]: answers the calls of other instances.
 
-use std::{net::SocketAddr, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use futures_util::{Stream, stream};
 use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_server::ClusterService};
@@ -10,8 +15,9 @@ use tokio::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{PROTOCOL, Phase, members::Members, message};
+use super::{PROTOCOL, Phase, callers::Callers, members::Members, message, violation::Violations};
 use crate::{
+    metrics::LogThrottle,
     service::{Clock, OverrideSync},
     store::peers::{CounterCopy, Peers, Pull},
 };
@@ -32,12 +38,29 @@ pub(super) struct Service {
     pub(super) clock: Clock,
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) overrides: Arc<OverrideSync>,
+    pub(super) callers: Callers,
+    pub(super) violations: Arc<Violations>,
+    pub(super) log_ignored_address: LogThrottle,
+}
+
+impl Service {
+    /// Adds the address of a calling instance to the table.
+    fn discover(&self, caller: IpAddr, port: u16) {
+        let address = SocketAddr::new(caller, port);
+        if self.members.discover(address) {
+            return;
+        }
+        self.violations.add_address();
+        if self.log_ignored_address.should_log() {
+            tracing::warn!(peer = %address, "ignored the address of a peer: calls from its host name too many addresses");
+        }
+    }
 }
 
 #[tonic::async_trait]
 impl ClusterService for Service {
     async fn pull(&self, request: Request<proto::PullRequest>) -> Result<Response<proto::PullResponse>, Status> {
-        let caller = request.extensions().get::<CallerAddress>().copied();
+        let caller = request.extensions().get::<CallerAddress>().map(|caller| caller.0.ip().to_canonical());
         let request = request.into_inner();
         check_protocol(request.protocol)?;
         let joined = *self.phase.borrow() == Phase::Following;
@@ -49,20 +72,26 @@ impl ClusterService for Service {
             ..proto::PullResponse::default()
         };
         if request.leaving {
-            self.peers.forget(request.subscriber);
-            self.members.set_left(request.subscriber);
+            if caller.is_some_and(|caller| self.members.set_left(request.subscriber, caller)) {
+                self.peers.forget(request.subscriber);
+            }
             return Ok(Response::new(hello()));
         }
         let port = u16::try_from(request.port).unwrap_or_default();
-        if let Some(CallerAddress(address)) = caller
+        if let Some(caller) = caller
             && port > 0
             && request.subscriber != self.peers.epoch()
         {
-            self.members.discover(SocketAddr::new(address.ip().to_canonical(), port));
+            self.discover(caller, port);
         }
         if request.origin != self.peers.epoch() || request.subscriber == self.peers.epoch() {
             // The caller learns the epoch, and pulls again with its position in it.
             return Ok(Response::new(hello()));
+        }
+        if let Some(caller) = caller {
+            for forgotten in self.callers.record(caller, request.subscriber) {
+                self.peers.forget(forgotten);
+            }
         }
         let (mut published, deadline) = (self.peers.published(), Instant::now() + PULL_WAIT);
         loop {

@@ -68,8 +68,11 @@ pub(super) async fn receive(
         poll_fn(|context| memory.poll_reserve(message.len() + size, context)).await?;
     }
     let message = unframe(&message, max)?;
-    let memory = unfinished.filter(|_| message.len() > SMALL_BYTES);
-    Ok(Received { message, _memory: memory.map(|unfinished| unfinished.memory) })
+    let mut memory = unfinished.map(|unfinished| unfinished.memory).filter(|_| message.len() > SMALL_BYTES);
+    if let Some(memory) = &mut memory {
+        memory.keep();
+    }
+    Ok(Received { message, _memory: memory })
 }
 
 /// The memory of a message that is not complete, and the time since its last bytes.
@@ -238,6 +241,7 @@ impl Messages {
         if decompressed_bytes > SMALL_BYTES {
             let unfinished = self.unfinished.get_or_insert_with(|| Unfinished::new(&self.input));
             ready!(unfinished.poll_reserve(self.received.capacity() + decompressed_bytes, context))?;
+            unfinished.memory.keep();
         } else {
             self.unfinished = None;
         }

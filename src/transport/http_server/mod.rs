@@ -277,11 +277,12 @@ mod tests {
     };
 
     use super::*;
+    use crate::budget::Victim;
 
     /// Returns what the responses of a connection need.
     pub(super) fn output() -> Arc<Output> {
         Arc::new(Output {
-            budget: Budget::new("test", 1 << 20),
+            budget: Budget::new("test", 1 << 20, Victim::Oldest),
             rejections: Arc::new(Rejections::new("test")),
             slot: Arc::new(Connections::new(1, "test").open(None)),
             requests: Arc::default(),

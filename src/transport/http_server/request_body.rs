@@ -211,6 +211,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::budget::Victim;
 
     /// A body of the frames that are sent to it.
     struct Frames(mpsc::UnboundedReceiver<Bytes>);
@@ -256,7 +257,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn bytes_are_reserved_until_the_request_has_been_handled() {
-        let budget = Budget::new("test", 1_000);
+        let budget = Budget::new("test", 1_000, Victim::Oldest);
         let caller = Caller::start(&budget).await;
         caller.send(100).await;
         caller.send(50).await;
@@ -271,7 +272,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_unfinished_body_makes_room_and_a_complete_one_stays() {
-        let budget = Budget::new("test", 1_000);
+        let budget = Budget::new("test", 1_000, Victim::Oldest);
         let complete = Caller::start(&budget).await;
         complete.send(100).await;
         let input = complete.input.clone();
@@ -290,7 +291,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_larger_than_the_budget_is_rejected_without_evictions() {
-        let budget = Budget::new("test", 1_000);
+        let budget = Budget::new("test", 1_000, Victim::Oldest);
         let caller = Caller::start(&budget).await;
         caller.send(300).await;
         caller.send(300).await;
@@ -300,11 +301,11 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn only_new_bytes_extend_the_time_for_a_body() {
-        let budget = Budget::new("test", 1_000);
+        let budget = Budget::new("test", 1_000, Victim::Oldest);
         let caller = Caller::start(&budget).await;
         let started = Instant::now();
         for _ in 0..3 {
-            tokio::time::sleep(PROGRESS_TIMEOUT - Duration::from_secs(1)).await;
+            sleep(PROGRESS_TIMEOUT - Duration::from_secs(1)).await;
             caller.send(1).await;
         }
         let frames = caller.frames;
@@ -317,7 +318,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn large_heads_are_reserved_and_small_ones_need_no_memory() {
-        let (budget, waiting) = (Budget::new("test", 4_000), Semaphore::new(1));
+        let (budget, waiting) = (Budget::new("test", 4_000, Victim::Oldest), Semaphore::new(1));
         let request = |bytes: usize| Request::get("/").header("a", "x".repeat(bytes)).body(Body::empty()).unwrap();
         let (_, small) = reserve(request(1_900), &budget, &waiting).await.unwrap();
         assert!(small.is_none());

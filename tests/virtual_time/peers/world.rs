@@ -4,6 +4,7 @@ mod event;
 mod exchange;
 mod failures;
 mod laws;
+mod lies;
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -44,6 +45,8 @@ pub(crate) enum Fault {
     ClockIgnored,
     /// The position moves past increments that are not applied.
     BatchSkipped,
+    /// A lying member sends batches of honest members that begin at the receiver's position.
+    LieBelieved,
 }
 
 /// Numbers of the events that the scenarios contain.
@@ -59,6 +62,8 @@ pub(crate) struct Totals {
     pub(crate) copies: u64,
     /// Increments older than a minute, which are merged.
     pub(crate) merged: u64,
+    /// Messages of a lying member.
+    pub(crate) lies: u64,
 }
 
 impl Totals {
@@ -70,6 +75,7 @@ impl Totals {
         self.compared += other.compared;
         self.copies += other.copies;
         self.merged += other.merged;
+        self.lies += other.lies;
     }
 }
 
@@ -85,14 +91,18 @@ struct Failures {
     long_cuts: bool,
     clocks: bool,
     refunds: bool,
+    /// Whether one member lies. The laws hold for the others as if there were none.
+    liar: bool,
 }
 
 impl Failures {
     fn random(random: &mut StdRng) -> Self {
         let is_healthy = random.random_range(0..5) == 0;
+        let liar = random.random_range(0..3) == 0;
         let mut one_in = |number: u32| !is_healthy && random.random_range(0..number) == 0;
         let long_cuts = one_in(12);
         Self {
+            liar,
             late: one_in(2),
             lossy: one_in(2),
             restarts: one_in(2),
@@ -256,6 +266,9 @@ impl World {
         }
         world.schedule(0, Event::Request);
         world.schedule(50 * MILLISECOND, Event::Disturb);
+        if failures.liar {
+            world.schedule(MILLISECOND, Event::Lie);
+        }
         world
     }
 
@@ -311,6 +324,7 @@ impl World {
             Event::CopyArrives { to, copy } => return self.insert_copy(to, *copy),
             Event::CopyTimeout { member, attempt } => self.join(member, attempt),
             Event::Disturb => self.disturb(),
+            Event::Lie => return self.lie(),
         }
         Ok(())
     }

@@ -58,6 +58,8 @@ pub(super) enum Event {
         attempt: u32,
     },
     Disturb,
+    /// A lying member sends a message.
+    Lie,
 }
 
 impl Event {
@@ -73,7 +75,7 @@ impl Event {
             | Self::CopyRequest { to, .. }
             | Self::CopyParts { to, .. }
             | Self::CopyArrives { to, .. } => Some(*to),
-            Self::Request | Self::Disturb => None,
+            Self::Request | Self::Disturb | Self::Lie => None,
         }
     }
 }

@@ -1,0 +1,241 @@
+//! Limits on the changes and overrides of another member: versions, sizes and contents.
+//!
+//! A member is limited to what operators can do by the admin API, and to versions that leave higher ones for all later
+//! changes.
+
+use super::{MAX_AUTHOR_BYTES, MAX_REASON_BYTES, MAX_VALUE_BYTES, format, rule_sets};
+use crate::{
+    algorithm::{MAX_NUMBER, Micros},
+    engine::{Overrides, overrides::Target},
+    rules::Options,
+    store::overrides::{Change, MAX_CHANGES, OverrideChange},
+};
+
+/// Number of versions that are valid whatever the clock shows. No journal ever has as many changes.
+const VERSIONS_WITHOUT_CLOCK: u64 = 1 << 40;
+/// Maximum difference of two clocks with which a change of a member comes into force as soon as its version is valid.
+const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(86_400);
+/// Maximum length of the text of a target. [`Target::parse`] has a lower one for its normal form.
+const MAX_TARGET_BYTES: usize = 4_096;
+/// Maximum length of the text of an override. Each byte of its parts can have six in JSON.
+const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REASON_BYTES) + 256;
+/// Maximum length of the id of a change.
+const MAX_ID_BYTES: usize = 256;
+/// Maximum length of the information about a change. The reason may contain notes about conflicts.
+const MAX_INFO_BYTES: usize = 32 << 10;
+/// Maximum number of bytes of all overrides up to which those of members are merged.
+const MAX_OVERRIDE_BYTES: usize = 128 << 20;
+/// Maximum number of bytes of the recent changes in memory up to which those of members are merged. The log of the
+/// journal has about four times as many.
+const MAX_RECENT_BYTES: usize = 16 << 20;
+/// Number of bytes of a change that is merged although a maximum is reached, up to a further eighth of it: a member that
+/// has filled the tables must not keep the changes of operators from others.
+const SMALL_CHANGE_BYTES: usize = 8 << 10;
+
+/// Versions that the changes of members can have now.
+///
+/// Honest members number their changes from 1. A lying one can send the highest valid version. A version is therefore
+/// valid only up to [`VERSIONS_WITHOUT_CLOCK`] and the milliseconds since the Unix epoch: each millisecond leaves room
+/// for one more change, until 2^53 in the year 250,000.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct ValidVersions {
+    max: u64,
+    max_later: u64,
+}
+
+/// Whether a version is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Validity {
+    Valid,
+    /// The version is valid within a day. The clock of this instance may be behind that of the member.
+    Later,
+    Never,
+}
+
+impl ValidVersions {
+    pub(super) fn at(now: Micros) -> Self {
+        let max = |now: Micros| (VERSIONS_WITHOUT_CLOCK + now.get() / 1_000).min(MAX_NUMBER / 2);
+        Self { max: max(now), max_later: max(now + MAX_CLOCK_DIFFERENCE) }
+    }
+
+    pub(super) const fn validity(self, version: u64) -> Validity {
+        if version <= self.max {
+            Validity::Valid
+        } else if version <= self.max_later {
+            Validity::Later
+        } else {
+            Validity::Never
+        }
+    }
+
+    /// Returns the version, or the highest valid one if it is higher: version 0.1.0 stored every version of a member.
+    pub(super) fn clamp(self, version: u64) -> u64 {
+        version.min(self.max)
+    }
+}
+
+/// Returns whether an override of another member is one that an operator could have set.
+pub(super) fn is_valid_override(target: &str, text: &str, overrides: &Overrides, options: Options) -> bool {
+    if target.len() > MAX_TARGET_BYTES || text.len() > MAX_TEXT_BYTES {
+        return false;
+    }
+    let Some(entry) = format::read(target, 0, text) else {
+        return false;
+    };
+    let fits = entry.value.len() <= MAX_VALUE_BYTES
+        && entry.author.len() <= MAX_AUTHOR_BYTES
+        && entry.reason.len() <= MAX_REASON_BYTES;
+    if !fits {
+        return false;
+    }
+    if let Target::Rules(slot) = entry.target {
+        return rule_sets::is_valid_value(slot, &entry.value);
+    }
+    overrides.can_put(&entry, options).is_ok()
+}
+
+/// Returns whether a change of another member is one that an operator could have made.
+pub(super) fn is_valid_change(change: &Change, overrides: &Overrides, options: Options) -> bool {
+    let fits = change.id.len() <= MAX_ID_BYTES
+        && change.info.len() <= MAX_INFO_BYTES
+        && change.changes.len() <= MAX_CHANGES
+        && change.changes.iter().all(|one| one.before.as_ref().is_none_or(|text| text.len() <= MAX_TEXT_BYTES));
+    if !fits {
+        return false;
+    }
+    change.changes.iter().all(|OverrideChange { target, after, .. }| match after {
+        Some(text) => is_valid_override(target, text, overrides, options),
+        None => target.len() <= MAX_TARGET_BYTES && Target::parse(target).is_ok(),
+    })
+}
+
+/// Returns the bytes of a change.
+pub(super) fn change_bytes(change: &Change) -> usize {
+    let texts = change.changes.iter().map(|OverrideChange { target, before, after }| {
+        target.len() + before.as_ref().map_or(0, String::len) + after.as_ref().map_or(0, String::len)
+    });
+    change.id.len() + change.info.len() + texts.sum::<usize>()
+}
+
+/// Returns whether a change of a member may be merged, given the bytes of all overrides and of the recent changes.
+pub(super) fn has_room(change: &Change, override_bytes: usize, recent_bytes: usize) -> bool {
+    let bytes = change_bytes(change);
+    let is_small = bytes <= SMALL_CHANGE_BYTES;
+    let max = |max: usize| if is_small { max + max / 8 } else { max };
+    let removes_only = change.changes.iter().all(|one| one.after.is_none());
+    recent_bytes + bytes <= max(MAX_RECENT_BYTES) && (removes_only || override_bytes + bytes <= max(MAX_OVERRIDE_BYTES))
+}
+
+/// Returns whether an override of a member may be merged, given the bytes of all overrides.
+pub(super) const fn has_room_for_override(text: &str, override_bytes: usize) -> bool {
+    override_bytes + text.len() <= MAX_OVERRIDE_BYTES
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Micros = Micros::from_secs(1_763_672_400);
+
+    #[test]
+    fn every_number_of_changes_is_valid_whatever_the_clock_shows() {
+        for now in [Micros::ZERO, NOW, Micros::new(u64::MAX)] {
+            let versions = ValidVersions::at(now);
+            for version in [0, 1, 1_000_000_000, VERSIONS_WITHOUT_CLOCK] {
+                assert_eq!(versions.validity(version), Validity::Valid);
+                assert_eq!(versions.clamp(version), version);
+            }
+            assert_eq!(versions.validity(MAX_NUMBER), Validity::Never);
+            assert!(versions.clamp(MAX_NUMBER) < MAX_NUMBER);
+        }
+    }
+
+    #[test]
+    fn each_millisecond_makes_one_more_version_valid() {
+        let versions = ValidVersions::at(NOW);
+        let highest = versions.clamp(MAX_NUMBER);
+        assert_eq!(versions.validity(highest), Validity::Valid);
+        assert_eq!(versions.validity(highest + 1), Validity::Later);
+        assert_eq!(ValidVersions::at(NOW + Micros::new(1_000)).validity(highest + 1), Validity::Valid);
+        let day = MAX_CLOCK_DIFFERENCE.get() / 1_000;
+        assert_eq!(versions.validity(highest + day), Validity::Later);
+        assert_eq!(versions.validity(highest + day + 1), Validity::Never);
+    }
+
+    fn change(target: &str, after: Option<&str>) -> Change {
+        let changes = vec![OverrideChange { target: target.into(), before: None, after: after.map(str::to_owned) }];
+        Change { version: 1, id: "id".into(), info: "{}".into(), changes }
+    }
+
+    fn text(value: &str, author: &str, reason: &str) -> String {
+        serde_json::json!({ "w": value, "a": author, "r": reason, "t": 1 }).to_string()
+    }
+
+    #[test]
+    fn only_overrides_that_operators_can_set_are_valid() {
+        let is_valid = |target: &str, text: &str| {
+            let (overrides, options) = (Overrides::default(), Options::default());
+            assert_eq!(
+                is_valid_change(&change(target, Some(text)), &overrides, options),
+                is_valid_override(target, text, &overrides, options)
+            );
+            is_valid_override(target, text, &overrides, options)
+        };
+        let target = "limit|api|user=bob";
+        assert!(is_valid(target, &text("5/day", "alice", "")));
+        assert!(is_valid("switch|everything", &text("deny", "alice", "")));
+        let long = |bytes| "x".repeat(bytes);
+        assert!(is_valid(target, &text("5/day", &long(MAX_AUTHOR_BYTES), &long(MAX_REASON_BYTES))));
+        assert!(!is_valid(target, &text("5/day", &long(MAX_AUTHOR_BYTES + 1), "")));
+        assert!(!is_valid(target, &text("5/day", "alice", &long(MAX_REASON_BYTES + 1))));
+        assert!(is_valid("plan|api|tenant=acme", &text(&long(MAX_VALUE_BYTES), "alice", "")));
+        assert!(!is_valid("plan|api|tenant=acme", &text(&long(MAX_VALUE_BYTES + 1), "alice", "")));
+        for (target, value) in [
+            ("", "5/day"),
+            ("limit|", "5/day"),
+            (target, ""),
+            (target, "?"),
+            ("plan|api|tenant=acme", ""),
+            ("switch|everything", "nothing"),
+            ("rules|in_force", "../../x"),
+            ("rules|candidate", "directory"),
+            (&format!("limit|api|user={}", long(MAX_TARGET_BYTES)), "5/day"),
+        ] {
+            assert!(!is_valid(target, &text(value, "alice", "")), "{target} {value}");
+        }
+        for invalid in ["", "{", "{}", &" ".repeat(MAX_TEXT_BYTES + 1)] {
+            assert!(!is_valid(target, invalid), "{invalid:.9}");
+        }
+    }
+
+    #[test]
+    fn only_changes_that_operators_can_make_are_valid() {
+        let is_valid = |change: &Change| is_valid_change(change, &Overrides::default(), Options::default());
+        let removal = change("limit|api|user=bob", None);
+        assert!(is_valid(&removal));
+        assert!(!is_valid(&change("limit|", None)));
+        let (one, many) = (removal.changes.clone(), MAX_CHANGES);
+        assert!(is_valid(&Change { changes: vec![one[0].clone(); many], ..removal.clone() }));
+        assert!(!is_valid(&Change { changes: vec![one[0].clone(); many + 1], ..removal.clone() }));
+        assert!(!is_valid(&Change { id: "x".repeat(MAX_ID_BYTES + 1), ..removal.clone() }));
+        assert!(!is_valid(&Change { info: "x".repeat(MAX_INFO_BYTES + 1), ..removal.clone() }));
+        let before = Some("x".repeat(MAX_TEXT_BYTES + 1));
+        let long = OverrideChange { before, ..one[0].clone() };
+        assert!(!is_valid(&Change { changes: vec![long], ..removal }));
+    }
+
+    #[test]
+    fn small_changes_are_merged_while_large_ones_have_no_room() {
+        let of = |bytes: usize| change("t", Some(&"x".repeat(bytes)));
+        let (small, large) = (of(SMALL_CHANGE_BYTES / 2), of(2 * SMALL_CHANGE_BYTES));
+        for change in [&small, &large] {
+            assert!(has_room(change, 0, 0));
+            assert!(!has_room(change, 2 * MAX_OVERRIDE_BYTES, 0) && !has_room(change, 0, 2 * MAX_RECENT_BYTES));
+        }
+        for (overrides, recent) in [(MAX_OVERRIDE_BYTES, 0), (0, MAX_RECENT_BYTES)] {
+            assert!(has_room(&small, overrides, recent) && !has_room(&large, overrides, recent));
+        }
+        assert!(has_room(&change("t", None), 2 * MAX_OVERRIDE_BYTES, 0), "a removal needs no room");
+        assert!(has_room_for_override("x", MAX_OVERRIDE_BYTES - 1) && !has_room_for_override("x", MAX_OVERRIDE_BYTES));
+    }
+}

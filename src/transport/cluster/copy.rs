@@ -1,0 +1,94 @@
+//! Copies of the counters of another instance.
+
+use std::time::Duration;
+
+use sluicegate_proto::sluicegate::cluster::v1 as proto;
+use tokio::time::{Instant, timeout_at};
+
+use super::{PROTOCOL, calls::Calls, error::FollowError, follower::Follower, message, violation::Violation};
+use crate::algorithm::Micros;
+
+/// Maximum time of a copy. Other copies, and the join of this instance, wait for it.
+const COPY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum difference of two clocks with which a copied state has its meaning. States contain times.
+const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
+
+/// What a copy contained.
+#[derive(Default)]
+struct Copied {
+    /// The positions of the instance, for each origin.
+    positions: Vec<(u64, u64)>,
+    counters: usize,
+    is_same_clock: bool,
+    /// Whether all pages were received.
+    is_complete: bool,
+}
+
+impl Follower {
+    /// Copies the counters of the instance, unless a copy of another one has brought a position in the meantime.
+    pub(super) async fn copy(&mut self, calls: &mut Calls, origin: u64) -> Result<(), FollowError> {
+        let position = self.context.peers.position(origin);
+        let context = std::sync::Arc::clone(&self.context);
+        let mut has_copied = context.has_copied.lock().await;
+        if context.peers.position(origin) == position {
+            *has_copied |= self.copy_counters(calls, origin).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns whether the copy is complete.
+    pub(super) async fn copy_counters(&mut self, calls: &mut Calls, origin: u64) -> Result<bool, FollowError> {
+        let mut copied = Copied::default();
+        let receiving = self.receive_copy(calls, &mut copied);
+        if let Ok(received) = timeout_at(Instant::now() + COPY_TIMEOUT, receiving).await {
+            received?;
+        }
+        let (peers, now) = (&self.context.peers, self.context.clock.now());
+        let Copied { mut positions, counters, is_same_clock, is_complete } = copied;
+        if !is_complete {
+            self.incomplete_copies += 1;
+            if self.incomplete_copies > 1 {
+                return Err(Violation::Copy.into());
+            }
+            // The hits of other instances may be missing in it: they are copied from another one.
+            positions.retain(|(epoch, _)| *epoch == origin);
+            tracing::warn!(peer = %self.address, counters, "the copy of a peer's counters is incomplete after 10 s");
+        }
+        peers.continue_from(origin, &positions, now);
+        if is_same_clock {
+            tracing::info!(peer = %self.address, counters, "counters copied from a peer");
+        } else {
+            tracing::warn!(
+                peer = %self.address,
+                "the clock of a peer differs by more than 30 s: its counters were not copied, only new hits are received"
+            );
+        }
+        Ok(is_complete)
+    }
+
+    async fn receive_copy(&self, calls: &mut Calls, copied: &mut Copied) -> Result<(), FollowError> {
+        let (peers, clock) = (&self.context.peers, &self.context.clock);
+        let mut pages = calls.copy(proto::CopyRequest { protocol: PROTOCOL }).await?;
+        let mut pages_received = 0;
+        while let Some(page) = pages.next().await? {
+            pages_received += 1;
+            if page.now_us > 0 {
+                copied.positions = page.positions.iter().map(|one| (one.origin, one.sequence)).collect();
+                copied.is_same_clock = clock.now().get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get();
+            }
+            if page.counters.is_empty() && pages_received > 1 {
+                return Err(Violation::Copy.into());
+            }
+            copied.counters += page.counters.len();
+            if copied.counters > peers.max_counters() {
+                return Ok(());
+            }
+            if copied.is_same_clock {
+                peers.insert_copies(message::decode_copies(&page.counters), clock.now());
+            }
+            tokio::task::yield_now().await;
+        }
+        copied.is_complete = true;
+        Ok(())
+    }
+}
