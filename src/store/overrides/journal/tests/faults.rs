@@ -88,6 +88,44 @@ fn a_crash_at_any_point_of_a_rewrite_loses_nothing() {
     }
 }
 
+/// The lines of many overrides are elsewhere in the shorter file, so that a half-moved file would lack some.
+#[test]
+fn a_crash_at_any_point_of_a_rewrite_keeps_all_of_many_overrides() {
+    const OVERRIDES: u64 = 1_500;
+    let text = "x".repeat(100);
+    let set = |version: u64| change(version, &format!("u{version}"), Some(&text));
+    let last = 2 * OVERRIDES + REWRITE_AT;
+    let kept = |version: u64| (format!("u{version}"), version, text.clone());
+    let overrides: Vec<Versioned> = (1..=OVERRIDES).rev().map(kept).collect();
+    for can_be_replaced in [true, false] {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("overrides");
+        if !can_be_replaced {
+            fs::create_dir(path.with_extension("new")).unwrap();
+        }
+        let actions = (OVERRIDES + 1..last).map(|version| Change { changes: Vec::new(), ..set(version) });
+        let lines = (1..=OVERRIDES).map(set).chain(actions).map(Line::Change);
+        fs::write(&path, lines.flat_map(|line| encode(&line)).collect::<Vec<u8>>()).unwrap();
+        let (mut journal, ..) = load(&path);
+        let (copies, folder) = (Rc::new(RefCell::new(Vec::new())), directory.path().to_owned());
+        let taken = Rc::clone(&copies);
+        let plan = move |_, _| {
+            taken.borrow_mut().push(copy(&folder));
+            Ok(())
+        };
+        let contents = || (Cursor { version: last - 1, ..Cursor::default() }, overrides.clone());
+        let write = || journal.write(&Change { changes: Vec::new(), ..set(last) }, OVERRIDES as usize, contents);
+        let (written, steps) = planted::run(plan, write);
+        written.unwrap();
+        assert!((journal.line_count as u64) < last, "the file was not rewritten");
+        for (step, copy) in copies.take().iter().enumerate() {
+            let (_, cursor, found) = load(&copy.path().join("overrides"));
+            assert!(cursor.version >= last - 1, "step {step} of {steps}: {cursor:?}");
+            assert_eq!(found.len() as u64, OVERRIDES, "step {step} of {steps}, replaced: {can_be_replaced}");
+        }
+    }
+}
+
 /// One step fails, or all steps from one on, as on a disk that is full or that was removed.
 #[test]
 fn a_step_that_fails_forgets_no_acknowledged_change_and_keeps_no_other() {
