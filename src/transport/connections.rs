@@ -209,7 +209,11 @@ impl State {
             ranked.truncate(CANDIDATES);
         }
         ranked.sort_unstable_by_key(|candidate| Reverse(*candidate));
-        self.candidates = ranked;
+        // Of other classes, only the first is a candidate: a connection without calls that is opened later goes before the
+        // others.
+        let others = ranked.partition_point(|(rank, _)| rank.is_authenticated || rank.has_calls);
+        let first = ranked.len().saturating_sub(1);
+        self.candidates = ranked.split_off(others.min(first));
     }
 
     fn remove(&mut self, number: u64) -> Option<Arc<Connection>> {
