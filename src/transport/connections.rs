@@ -1,9 +1,9 @@
 //! [`Connections`]: the open connections of a listener, and the choice of the one that makes room for another.
 //!
-//! If the maximum number is open, a new connection replaces one: of the address that holds more than half of them, else of
-//! all. A connection without calls in progress goes before others, one whose callers have not authenticated before those
-//! whose callers have, and then the one that was used the longest time ago. A caller with many connections therefore
-//! locks out no one else.
+//! If the maximum number is open, a new connection replaces one: of the address that holds more than half of them, else
+//! of all. A connection without calls in progress goes before others, one whose callers have not authenticated before
+//! those whose callers have, and then the one that was used the longest time ago. A caller with many connections
+//! therefore locks out no one else.
 
 use std::{
     cmp::Reverse,
@@ -209,8 +209,8 @@ impl State {
             ranked.truncate(CANDIDATES);
         }
         ranked.sort_unstable_by_key(|candidate| Reverse(*candidate));
-        // Of other classes, only the first is a candidate: a connection without calls that is opened later goes before the
-        // others.
+        // Of other classes, only the first is a candidate: a connection without calls that is opened later goes before
+        // the others.
         let others = ranked.partition_point(|(rank, _)| rank.is_authenticated || rank.has_calls);
         let first = ranked.len().saturating_sub(1);
         self.candidates = ranked.split_off(others.min(first));

@@ -19,8 +19,8 @@ use opentelemetry::{KeyValue, metrics::Meter};
 
 use self::http_server::Rejection;
 
-/// Registers the numbers of requests that the HTTP listeners rejected, and of connections that made room for others on all
-/// listeners, with `meter`.
+/// Registers the numbers of requests that the HTTP listeners rejected, and of connections that made room for others on
+/// all listeners, with `meter`.
 pub fn observe_listeners(meter: &Meter, grpc: &grpc::Server, http: &http::Server, admin: Option<&admin::Server>) {
     let listeners: Vec<_> = http.listeners().chain(admin.map(admin::Server::listener)).collect();
     let all_rejections: Vec<_> = listeners.iter().map(|listener| listener.rejections()).collect();

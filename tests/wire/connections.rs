@@ -138,8 +138,8 @@ async fn a_connection_above_the_maximum_replaces_one_without_calls() {
     assert_eq!(evicted(&server, "grpc"), 1.0);
 }
 
-/// One address opens as many silent connections as it can. Other addresses are always served, on the connections that they
-/// have and on new ones.
+/// One address opens as many silent connections as it can. Other addresses are always served, on the connections that
+/// they have and on new ones.
 #[tokio::test]
 async fn the_connections_of_one_address_lock_out_no_other() {
     let server = Server::builder().set("grpc.max_connections", "20").set("http.max_connections", "20").start();

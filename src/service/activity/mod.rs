@@ -248,8 +248,8 @@ impl Activity {
         Report { instance: self.instance.clone(), at: self.sources.clock.now().get(), steps, current }
     }
 
-    /// Starts to watch the activity of this instance, or the sum over all instances. Viewers that have not authenticated
-    /// are at most three quarters of all.
+    /// Starts to watch the activity of this instance, or the sum over all instances. Viewers that have not
+    /// authenticated are at most three quarters of all.
     ///
     /// # Errors
     ///

@@ -242,8 +242,8 @@ fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-/// Rejects requests without a known caller, and gRPC calls of callers without the role of the method. Calls as JSON check
-/// the role before they read their body.
+/// Rejects requests without a known caller, and gRPC calls of callers without the role of the method. Calls as JSON
+/// check the role before they read their body.
 async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut request: Request, next: Next) -> Response {
     let certified = request.extensions().get::<CertificateCaller>().and_then(|caller| caller.0.clone());
     // A token has precedence: many programs on a host may share one certificate.

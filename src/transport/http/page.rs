@@ -17,14 +17,14 @@ use crate::transport::http_server::SharedPage;
 
 /// Maximum number of versions of a page that are in memory, beside the one that is being built.
 const MAX_VERSIONS: usize = 2;
-/// Age up to which the last version is sent again while the maximum number of versions is in memory. A caller therefore has
-/// at least this time to read a page, however many others do not read it.
+/// Age up to which the last version is sent again while the maximum number of versions is in memory. A caller therefore
+/// has at least this time to read a page, however many others do not read it.
 const MAX_AGE: Duration = Duration::from_secs(5);
 
 /// The versions of a page.
 ///
-/// A caller receives a version that was begun after its request. Only if callers have not read the last two versions, it
-/// can be [`MAX_AGE`] older.
+/// A caller receives a version that was begun after its request. Only if callers have not read the last two versions,
+/// it can be [`MAX_AGE`] older.
 #[derive(Default)]
 pub(super) struct Page {
     versions: Arc<Mutex<Versions>>,

@@ -1,8 +1,8 @@
-//! [`IdleTimeout`]: a stream that fails when no bytes were received or sent for a while, or when the head of a request is
-//! not complete in time.
+//! [`IdleTimeout`]: a stream that fails when no bytes were received or sent for a while, or when the head of a request
+//! is not complete in time.
 //!
-//! The timeout of hyper for heads also ends connections that wait for their next request, and it does not end those that
-//! have sent nothing yet.
+//! The timeout of hyper for heads also ends connections that wait for their next request, and it does not end those
+//! that have sent nothing yet.
 //!
 //! `tokio-io-timeout` has separate timeouts for reading and writing. It would end a stream of events to a caller that
 //! sends nothing.

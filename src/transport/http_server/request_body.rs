@@ -50,7 +50,8 @@ impl Input {
     }
 }
 
-/// Puts the body of a request under the budget, and a large head. Returns `None` with a request that needs no reservation.
+/// Puts the body of a request under the budget, and a large head. Returns `None` with a request that needs no
+/// reservation.
 ///
 /// # Errors
 ///

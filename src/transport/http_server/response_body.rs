@@ -1,7 +1,7 @@
 //! [`ResponseBody`]: a body whose bytes are reserved in the budget of the listener until they are sent.
 //!
-//! The bytes own their reservation. It therefore counts them wherever they wait: in the body, or in the buffers of HTTP/1
-//! and HTTP/2. If the reservation is evicted, the connection is closed.
+//! The bytes own their reservation. It therefore counts them wherever they wait: in the body, or in the buffers of
+//! HTTP/1 and HTTP/2. If the reservation is evicted, the connection is closed.
 
 use std::{
     pin::Pin,
@@ -65,7 +65,8 @@ impl Output {
         self.slot.close();
     }
 
-    /// Waits until the first part of a body is reserved. Returns false if it is not in time, or if too many others wait.
+    /// Waits until the first part of a body is reserved. Returns false if it is not in time, or if too many others
+    /// wait.
     async fn wait_for_first(&self, body: &mut ResponseBody) -> bool {
         let at_once = std::future::poll_fn(|context| Poll::Ready(body.poll_first(context))).await;
         if let Poll::Ready(result) = at_once {
