@@ -76,7 +76,7 @@ impl OverrideSync {
             let mut override_bytes = 0;
             let loaded = journal.load(|target, version, text| match text {
                 Some(text) => {
-                    if self.insert(&mut overrides, target, versions.clamp(version), text) {
+                    if self.insert(&mut overrides, target, versions.repair(version), text) {
                         override_bytes += target.len() + text.len();
                     }
                 }
@@ -84,7 +84,7 @@ impl OverrideSync {
             });
             match loaded {
                 Ok(mut cursor) => {
-                    cursor.version = versions.clamp(cursor.version);
+                    cursor.version = versions.repair(cursor.version);
                     return Ok(LoadedJournal { journal, overrides, override_bytes, cursor });
                 }
                 Err(JournalError::Changed { .. }) if attempts < MAX_READS => {}

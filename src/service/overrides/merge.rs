@@ -105,13 +105,13 @@ impl OverrideSync {
         let recent = after.and_then(|after| journal.changes_after(after));
         let mut overrides = if recent.is_some() { Vec::new() } else { all_versioned(&state.overrides) };
         let mut changes = recent.unwrap_or_else(|| journal.recent_changes());
-        // Version 0.1.0 stored every version of a member. Other instances would not merge the highest ones.
+        // Other instances would not merge versions that are never valid.
         let versions = ValidVersions::at(self.clock.now());
         for change in &mut changes {
-            change.version = versions.clamp(change.version);
+            change.version = versions.repair(change.version);
         }
         for (_, version, _) in &mut overrides {
-            *version = versions.clamp(*version);
+            *version = versions.repair(*version);
         }
         let named = named_rule_sets(&state);
         let mut digests = BTreeSet::new();
@@ -349,8 +349,8 @@ fn newer_part(journal: &Journal, state: &SyncState, versions: ValidVersions, cha
 fn current(journal: &Journal, state: &SyncState, versions: ValidVersions, target: &str) -> Current {
     let entry = Target::parse(target).ok().and_then(|target| state.overrides.get(&target));
     match entry {
-        Some(entry) => (versions.clamp(entry.version), Some(format::write(&entry))),
-        None => (versions.clamp(journal.removed_at(target)), None),
+        Some(entry) => (versions.repair(entry.version), Some(format::write(&entry))),
+        None => (versions.repair(journal.removed_at(target)), None),
     }
 }
 

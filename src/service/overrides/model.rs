@@ -282,7 +282,7 @@ impl Model for OverrideModel {
             events.extend((self.crashes > 0).then_some(Event::Crash(member)));
             if self.lies > 0 {
                 let versions = ValidVersions::at(self.members[member].clock.now());
-                let highest = versions.clamp(MAX_NUMBER);
+                let highest = versions.highest();
                 events.extend([1, highest, highest + 1, MAX_NUMBER].map(|version| Event::Lie { to: member, version }));
             }
         }

@@ -68,9 +68,19 @@ impl ValidVersions {
         }
     }
 
-    /// Returns the version, or the highest valid one if it is higher: version 0.1.0 stored every version of a member.
-    pub(super) fn clamp(self, version: u64) -> u64 {
-        version.min(self.max)
+    /// Returns the version. One that is never valid is replaced by the same number on all members, whatever their clocks
+    /// show: version 0.1.0 stored every version of a member.
+    pub(super) const fn repair(self, version: u64) -> u64 {
+        match self.validity(version) {
+            Validity::Valid | Validity::Later => version,
+            Validity::Never => VERSIONS_WITHOUT_CLOCK,
+        }
+    }
+
+    /// Returns the highest version that is valid now.
+    #[cfg(test)]
+    pub(super) const fn highest(self) -> u64 {
+        self.max
     }
 }
 
@@ -143,17 +153,18 @@ mod tests {
             let versions = ValidVersions::at(now);
             for version in [0, 1, 1_000_000_000, VERSIONS_WITHOUT_CLOCK] {
                 assert_eq!(versions.validity(version), Validity::Valid);
-                assert_eq!(versions.clamp(version), version);
+                assert_eq!(versions.repair(version), version);
             }
             assert_eq!(versions.validity(MAX_NUMBER), Validity::Never);
-            assert!(versions.clamp(MAX_NUMBER) < MAX_NUMBER);
+            assert_eq!(versions.repair(MAX_NUMBER), VERSIONS_WITHOUT_CLOCK);
+            assert!(versions.highest() < MAX_NUMBER);
         }
     }
 
     #[test]
     fn each_millisecond_makes_one_more_version_valid() {
         let versions = ValidVersions::at(NOW);
-        let highest = versions.clamp(MAX_NUMBER);
+        let highest = versions.highest();
         assert_eq!(versions.validity(highest), Validity::Valid);
         assert_eq!(versions.validity(highest + 1), Validity::Later);
         assert_eq!(ValidVersions::at(NOW + Micros::new(1_000)).validity(highest + 1), Validity::Valid);

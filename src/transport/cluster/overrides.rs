@@ -140,7 +140,6 @@ impl OverridesFollower {
         }
         let Exchanged { position: until, merged, error } = self.merge_pages(calls).await?;
         self.fetched = OverridesPosition { epoch: position.epoch, changes: until };
-        self.report(&merged);
         if error.is_none() && !merged.is_deferred {
             self.merged = Some(until);
             self.retry_at = None;
@@ -187,7 +186,11 @@ impl OverridesFollower {
             sleep(wait).await;
             exchanged.position = page.position;
             match self.merge_page(message::decode_overrides(page)).await {
-                Ok(merged) => exchanged.merged.add(merged),
+                Ok(merged) => {
+                    // The last page may never come.
+                    self.report(&merged);
+                    exchanged.merged.add(merged);
+                }
                 Err(error) => {
                     exchanged.error = Some(error);
                     break Ok(());

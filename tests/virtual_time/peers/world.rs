@@ -98,11 +98,10 @@ struct Failures {
 impl Failures {
     fn random(random: &mut StdRng) -> Self {
         let is_healthy = random.random_range(0..5) == 0;
-        let liar = random.random_range(0..3) == 0;
         let mut one_in = |number: u32| !is_healthy && random.random_range(0..number) == 0;
         let long_cuts = one_in(12);
         Self {
-            liar,
+            liar: false,
             late: one_in(2),
             lossy: one_in(2),
             restarts: one_in(2),
@@ -172,6 +171,8 @@ enum MemberState {
 
 struct World {
     random: StdRng,
+    /// Random numbers of the lying member. Without it, a seed has the same scenario.
+    liar_random: StdRng,
     now: u64,
     failures: Failures,
     fault: Fault,
@@ -221,7 +222,8 @@ pub(crate) fn replay(seed: u64, fault: Fault, is_verbose: bool) -> Result<Totals
 impl World {
     fn new(seed: u64, fault: Fault, is_verbose: bool) -> Self {
         let mut random = StdRng::seed_from_u64(seed);
-        let failures = Failures::random(&mut random);
+        let mut liar_random = StdRng::seed_from_u64(!seed);
+        let failures = Failures { liar: liar_random.random_range(0..3) == 0, ..Failures::random(&mut random) };
         let seconds = [1, 10, 60][random.random_range(0..3)];
         let count = if random.random_range(0..3) == 0 { 2 } else { 1 };
         let mut limits: Vec<_> = (0..count).map(|_| Limit::random(&mut random, seconds)).collect();
@@ -258,6 +260,7 @@ impl World {
             totals: Totals::default(),
             is_verbose,
             random,
+            liar_random,
         };
         for slot in 0..world.random.random_range(1..=MAX_MEMBERS) {
             let member = world.start(slot, None);

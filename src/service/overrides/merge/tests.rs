@@ -175,7 +175,7 @@ async fn values_with_an_invalid_version_are_ignored() {
         changes.overrides[0].1 = version;
         changes
     };
-    let highest = ValidVersions::at(one.clock.now()).clamp(u64::MAX);
+    let highest = ValidVersions::at(one.clock.now()).highest();
     for version in [u64::MAX, MAX_NUMBER + 1, MAX_NUMBER, MAX_NUMBER / 2, highest + 100_000_000] {
         let merged = other.merge(with_version(version)).await.unwrap();
         assert_eq!((merged.ignored.versions, merged.is_deferred), (2, false), "{version}");
@@ -195,7 +195,7 @@ async fn a_change_after_the_highest_version_reaches_members_whose_clocks_are_beh
         clock.fetch_add(micros, Relaxed);
     };
     advance(&ahead, 3_600_000_000);
-    let highest = ValidVersions::at(ahead.clock.now()).clamp(u64::MAX);
+    let highest = ValidVersions::at(ahead.clock.now()).highest();
     let text = r#"{"w":"6/year","a":"eve","t":1}"#.to_owned();
     let lie = vec![("limit|api|user=bob".to_owned(), highest, text)];
     ahead.merge(PeerOverrides { overrides: lie, ..PeerOverrides::default() }).await.unwrap();
@@ -332,7 +332,9 @@ async fn a_rule_set_is_sent_once() {
     };
     let OverrideStore::Journal(journal) = &one.store else { panic!("a member has a journal") };
     for id in [1, 2] {
-        one.write_journal(journal, &*one.state.lock().await, change(id)).await.unwrap();
+        let mut state = one.state.lock().await;
+        let (_, change) = one.write_journal(journal, &state, change(id)).await.unwrap();
+        one.apply(&mut state, &change);
     }
     let sent = one.changes_for_peer(None).await;
     assert_eq!((sent.changes.len(), sent.rule_sets), (2, vec![(digest, "domain: api".to_owned())]));
