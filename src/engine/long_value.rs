@@ -23,7 +23,9 @@ pub fn bounded(value: &str) -> Cow<'_, str> {
     if value.len() <= MAX_PLAIN_BYTES {
         return value.into();
     }
-    let beginning = &value[..value.floor_char_boundary(READABLE_BYTES)];
+    let is_boundary = |index: &usize| value.is_char_boundary(*index);
+    let end = (0..=READABLE_BYTES).rev().find(is_boundary).unwrap_or_default();
+    let beginning = &value[..end];
     // A backslash before the separator would be ambiguous.
     let mut text = beginning.trim_end_matches('\\').to_owned();
     text += SEPARATOR;

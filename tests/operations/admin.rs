@@ -211,7 +211,7 @@ fn an_import_can_continue_after_an_error() {
 fn invalid_calls_are_rejected_with_a_message() {
     let folder = folder();
     let operator = Operator::start(folder.path(), "memory");
-    let long = "x".repeat(2_000);
+    let long = "x".repeat(5_000);
     let limit = |domain: &str, key: &str, value: &str, limit: &str| {
         let target = serde_json::json!({ "limit": { "domain": domain, "entries": [{ "key": key, "value": value }] } });
         serde_json::json!({ "changes": [{ "target": target, "value": limit }] }).to_string()
@@ -239,7 +239,7 @@ fn invalid_calls_are_rejected_with_a_message() {
         (twice, "each target once"),
         (&limit("", "k", "v", "1/second"), "needs a domain"),
         (&limit("d", "", "v", "1/second"), "needs a domain"),
-        (&limit("d", "k", &long, "1/second"), "1024 bytes"),
+        (&limit("d", &long, "v", "1/second"), "4096 bytes"),
         (&limit("d", "k", "v", "{unit: second, requests_per_unti: 1}"), "did you mean requests_per_unit?"),
         (&limit("d", "k", "v", "{unit: second, requests_per_unit: 1, unit_multiplier: 0}"), "at least 1"),
         (&limit("d", "k", "v", &format!("{{unit: {}}}", "[".repeat(3_000))), "limit|d|k=v"),

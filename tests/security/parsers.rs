@@ -19,7 +19,7 @@ fn nested_aliases() -> String {
 
 /// Returns a list of aliases to one long text.
 fn long_aliases() -> String {
-    format!("a: &a {}\nb: [{}]\n", "x".repeat(50_000), "*a, ".repeat(20_000))
+    format!("a: &a {}\nb: [{}]\n", "x".repeat(20_000), "*a, ".repeat(10_000))
 }
 
 /// Posts a text, which must be rejected, and checks that the service is well.
@@ -38,9 +38,9 @@ fn no_mapping_of_a_stranger_stops_the_process_or_fills_its_memory() {
     let server = Server::builder().set("console.entities", "token").start();
     for mapping in [
         "- ".repeat(10_000),
-        "[".repeat(100_000),
-        "{a: ".repeat(50_000),
-        "? ".repeat(50_000),
+        "[".repeat(50_000),
+        "{a: ".repeat(12_000),
+        "? ".repeat(25_000),
         nested_aliases(),
         long_aliases(),
         format!("domain: d\ntime: t\ndescriptors:\n{}", "- [{ key: a, value: b }]\n".repeat(2_000)),

@@ -16,10 +16,13 @@ const MAX_SUBSCRIBERS: usize = 32;
 /// Maximum number of networks.
 const MAX_NETWORKS: usize = 1_000;
 
-/// The subscribers of each network, with the time of their last pull.
+/// The subscribers of one network, with the time of their last pull.
+type Subscribers = Vec<(u64, Instant)>;
+
+/// The subscribers of each network.
 #[derive(Default)]
 pub(super) struct Callers {
-    networks: Mutex<HashMap<IpAddr, Vec<(u64, Instant)>, RandomState>>,
+    networks: Mutex<HashMap<IpAddr, Subscribers, RandomState>>,
 }
 
 impl Callers {
@@ -30,7 +33,7 @@ impl Callers {
         let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut forgotten = Vec::new();
         if !networks.contains_key(&network) && networks.len() >= MAX_NETWORKS {
-            let latest = |subscribers: &Vec<(u64, Instant)>| subscribers.iter().map(|(_, at)| *at).max();
+            let latest = |subscribers: &Subscribers| subscribers.iter().map(|(_, at)| *at).max();
             let oldest = networks.iter().min_by_key(|(_, subscribers)| latest(subscribers)).map(|(oldest, _)| *oldest);
             if let Some(removed) = oldest.and_then(|oldest| networks.remove(&oldest)) {
                 forgotten.extend(removed.into_iter().map(|(subscriber, _)| subscriber));

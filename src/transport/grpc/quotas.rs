@@ -484,7 +484,7 @@ mod tests {
             .map(|data| RateLimitQuotaResponse::decode(&data[PREFIX..]).unwrap().bucket_action.len())
             .collect();
         assert_eq!(counts, [3, 3, 1]);
-        assert_eq!(write(&[]), [Bytes::new(); 0]);
+        assert!(write(&[]).is_empty());
     }
 
     #[test]

@@ -246,9 +246,8 @@ async fn handle(State(output): State<Arc<Output>>, mut request: Request, next: N
         Ok(reserved) => reserved,
         Err(rejection) => return reject(&output, rejection, is_grpc),
     };
-    let response = match timeout(REQUEST_TIMEOUT, next.run(request)).await {
-        Ok(response) => response,
-        Err(_) => return reject(&output, Rejection::TooSlow, is_grpc),
+    let Ok(response) = timeout(REQUEST_TIMEOUT, next.run(request)).await else {
+        return reject(&output, Rejection::TooSlow, is_grpc);
     };
     if let Some(rejection) = input.as_ref().and_then(request_body::Input::rejection) {
         return reject(&output, rejection, is_grpc);
