@@ -2,11 +2,11 @@
 //!
 //! Everything that a caller has begun and not finished (a message, a body, a response that it does not read) holds a
 //! [`Reservation`]. A budget can have shares, such as one for each connection, and a reservation counts in its share
-//! and in the whole. If no bytes are left, a reservation waits, and another one of the exhausted budget is evicted:
+//! and in the whole. If the budget is exhausted, a reservation waits, and another one of this budget is evicted:
 //!
-//! - for what honest callers finish at once, such as messages, the oldest one. While an attacker holds unfinished
+//! - for input that honest callers finish quickly, such as messages, the oldest one. While an attacker holds unfinished
 //!   messages, it is never that of an honest caller.
-//! - for what lasts, such as streams, the oldest one of the share with the most bytes.
+//! - for long-lived holders, such as streams, the oldest one of the share with the most bytes.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use crate::metrics::LogThrottle;
 pub(crate) struct Budget(Arc<Inner>);
 
 struct Inner {
-    /// What the budget is for, in log messages.
+    /// Purpose of the budget, in log messages.
     name: &'static str,
     max_bytes: usize,
     victim: Victim,
@@ -69,7 +69,7 @@ struct Holder {
 #[error("the memory for unfinished input and unread responses is exhausted")]
 pub(crate) struct Exhausted;
 
-/// Orders the reservations of all budgets by their beginning.
+/// Orders reservations across budgets by their beginning.
 static NEXT: AtomicU64 = AtomicU64::new(0);
 
 // === impl Budget ===
@@ -124,7 +124,7 @@ impl Budget {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns this budget, the one of which it is a share, and so on.
+    /// Returns this budget, its whole, the whole of that, and so on.
     fn chain(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |budget| budget.0.whole.as_ref())
     }
@@ -260,7 +260,7 @@ impl Reservation {
         self.bytes
     }
 
-    /// Completes when the reservation is evicted. What it was for must then be dropped.
+    /// Completes when the reservation is evicted. The caller must then free the reserved memory.
     pub(crate) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
         self.holder.task.register(context.waker());
         if self.holder.is_evicted.load(Relaxed) { Poll::Ready(Exhausted) } else { Poll::Pending }

@@ -12,7 +12,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Time for which a stall is shown at least.
 const WINDOW: Duration = Duration::from_secs(60);
 
-/// The longest stalls of all threads.
+/// The longest stalls of every thread.
 #[derive(Clone, Default)]
 pub struct Stalls(Arc<Mutex<Vec<(String, Watchdog)>>>);
 

@@ -11,10 +11,10 @@ use super::diagnostic::Location;
 
 /// Maximum nesting depth.
 const MAX_DEPTH: usize = 128;
-/// Number of nodes that aliases may copy in addition to as many as are written. A small file can then not expand without
-/// bound. The YAML library of envoyproxy/ratelimit has nearly the same limit (`allowedAliasRatio` of go-yaml).
+/// Number of nodes that aliases may copy in addition to the number of written nodes. A small file can then not expand
+/// without bound. The YAML library of envoyproxy/ratelimit has nearly the same limit (`allowedAliasRatio` of go-yaml).
 const MAX_COPIED_NODES: usize = 400_000;
-/// Number of bytes of texts that aliases may copy in addition to as many as are written.
+/// Number of bytes of texts that aliases may copy in addition to the number of written bytes.
 const MAX_COPIED_BYTES: usize = 4 << 20;
 
 /// A node of the tree.
@@ -121,9 +121,9 @@ struct OpenNode {
 struct TreeBuilder {
     open: Vec<OpenNode>,
     anchors: HashMap<usize, Yaml>,
-    /// What the text contains without its aliases.
+    /// Size of the written nodes, without aliases.
     written: Size,
-    /// What aliases copied.
+    /// Size of the nodes that aliases copied.
     copied: Size,
     root: Option<Yaml>,
 }

@@ -335,7 +335,7 @@ impl Candidates {
     async fn fetch(&self, digest: &str) -> Result<Vec<SourceFile>, CandidateError> {
         let text = self.overrides.store().get_rule_set(digest).await?;
         let text = text.ok_or_else(|| CandidateError::MissingRuleSet(digest.to_owned()))?;
-        // A member of version 0.1.0 stored whatever another one sent under the digest.
+        // A member of version 0.1.0 stored any text that another one sent under the digest.
         if digest_of(&text) != digest {
             return Err(CandidateError::WrongRuleSet(digest.to_owned()));
         }

@@ -178,7 +178,7 @@ impl Recorder {
     }
 }
 
-/// Writes messages until all senders are dropped. Messages that could not be written are counted in `lost`.
+/// Writes messages until all senders are dropped. Counts messages that could not be written.
 fn write(mut writer: Writer, receiver: &Receiver<Message>, lost: &Counter) {
     // The messages that are buffered, and whether the last write has failed, which was logged.
     let (mut buffered, mut has_failed) = (0, false);

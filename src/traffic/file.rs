@@ -103,7 +103,7 @@ impl Writer {
         self.remove_oldest_files()
     }
 
-    /// Returns whether messages are buffered. After a failed write they are lost.
+    /// Returns whether messages are buffered. After a failed write they are gone.
     #[must_use]
     pub fn has_buffered(&self) -> bool {
         !self.buffer.is_empty()

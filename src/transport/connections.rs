@@ -1,9 +1,9 @@
 //! [`Connections`]: the open connections of a listener, and the choice of the one that makes room for another.
 //!
 //! If the maximum number is open, a new connection replaces one: of the address that holds more than half of them, else
-//! of all. A connection without calls in progress goes before others, one whose callers have not authenticated before
-//! those whose callers have, and then the one that was used the longest time ago. A caller with many connections
-//! therefore locks out no one else.
+//! of any address. A connection without calls in progress goes before others, one without authenticated callers before
+//! those with them, and then the least recently used one. A caller with many connections therefore locks out no other
+//! caller.
 
 use std::{
     cmp::Reverse,
@@ -19,7 +19,7 @@ use tokio::task::AbortHandle;
 
 use crate::metrics::LogThrottle;
 
-/// Number of candidates that are chosen at once, so that a flood of connections does not search all of them each time.
+/// Number of candidates that are chosen in one search, so that a flood of connections does not repeat it for each one.
 const CANDIDATES: usize = 64;
 /// Number of leading bits of an IPv6 address that count as its source: one host usually has a whole network of 64 bits.
 const IPV6_SOURCE_BITS: u32 = 64;
@@ -59,7 +59,7 @@ struct Rank {
     used: u64,
 }
 
-/// What the listener knows of a connection.
+/// State of a connection in the listener.
 struct Connection {
     /// The source, or `None` for a Unix socket.
     source: Option<IpAddr>,
@@ -299,7 +299,7 @@ impl Drop for CallGuard {
     }
 }
 
-/// Returns what counts as one source: an IPv4 address, or the network of an IPv6 address.
+/// Returns the source of an address: an IPv4 address itself, or the network of an IPv6 address.
 fn source(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => IpAddr::V4(address),
@@ -313,7 +313,7 @@ fn source(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
-    /// A listener whose connections are served by tasks that wait for ever.
+    /// A listener with connections that are served by tasks that wait for ever.
     struct Listener(Arc<Connections>);
 
     impl Listener {

@@ -9,9 +9,8 @@ use crate::budget::{Budget, Victim};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Maximum size in bytes of all input that is not complete, of all responses that are not read, and of all open
-    /// streams. A quarter of it is for streams. Above it, the oldest input or response is dropped, or a stream of the
-    /// connection with the most streams.
+    /// Maximum total size in bytes of incomplete input, unread responses and open streams. A quarter is for streams.
+    /// Above the maximum, the oldest input or response is dropped, or a stream of the connection with the most streams.
     pub max_bytes: usize,
 }
 

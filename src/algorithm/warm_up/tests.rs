@@ -64,7 +64,7 @@ fn a_large_request_is_allowed_and_the_next_one_waits() {
     assert_eq!((never.allowed, never.retry_after), (false, None));
 }
 
-/// After the correction, a hit is allowed after its time in a steady stream, here 3 s, whatever the limit was before.
+/// After the correction, a hit is allowed after its time in a steady stream, here 3 s, for any limit before.
 #[test]
 fn a_clock_that_was_ahead_denies_for_one_hit_after_the_correction() {
     let twenty_per_minute =

@@ -7,8 +7,8 @@ use sluicegate_common::{ESCAPED, escape};
 
 use crate::{algorithm::Algorithm, engine::bounded, rules::Entry};
 
-/// Maximum length of a target's text, in bytes. A value has at most 1,024 bytes ([`bounded`]), and three times as many if
-/// all of them are escaped.
+/// Maximum length of a target's text, in bytes. A value has at most 1,024 bytes ([`bounded`]), or 3,072 if all are
+/// escaped.
 const MAX_BYTES: usize = 4_096;
 /// Maximum number of entries in a target.
 const MAX_ENTRIES: usize = 16;

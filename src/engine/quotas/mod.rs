@@ -227,7 +227,7 @@ impl Engine {
         (orders.drain(..).next().unwrap_or(entries), is_ambiguous)
     }
 
-    /// Returns whether a limit applies to the bucket, or something that denies all its requests.
+    /// Returns whether a limit applies to the bucket, or a rule or override denies all its requests.
     #[must_use]
     pub fn limits(&self, report: &BucketReport<'_>, now: Micros) -> bool {
         let snapshot = &*self.rules.load();

@@ -51,7 +51,7 @@ use crate::{
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// Maximum number of viewers at the same time.
 const MAX_VIEWERS: usize = 64;
-/// Maximum number of viewers that have not authenticated. The other places are kept for those that have.
+/// Maximum number of viewers that have not authenticated. The other places are reserved for those that have.
 const MAX_PUBLIC_VIEWERS: usize = MAX_VIEWERS / 4 * 3;
 
 /// Where the activity is read from.

@@ -66,7 +66,7 @@ impl OverrideSync {
         self.note_access(journal);
     }
 
-    /// Reads a journal. `before` are overrides of which those that are not from the store are kept.
+    /// Reads a journal. The result includes the overrides in `before` that are not from the store.
     fn load_journal(&self, unloaded: &Journal, before: &Overrides) -> Result<LoadedJournal, JournalError> {
         let mut attempts = 0;
         loop {

@@ -39,7 +39,7 @@ pub struct PeerOverrides {
     pub rule_sets: Vec<(String, String)>,
 }
 
-/// What was merged of the changes of another instance.
+/// The result of merging the changes of another instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Merged {
     /// Values that are never merged.
@@ -52,7 +52,7 @@ pub struct Merged {
 /// Numbers of values that were not merged, by reason.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Ignored {
-    /// Changes and overrides whose version is too high.
+    /// Changes and overrides with too high a version.
     pub versions: u64,
     /// Rule sets that do not have their digest.
     pub rule_sets: u64,

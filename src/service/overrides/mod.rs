@@ -196,7 +196,7 @@ struct SyncState {
     recent: VecDeque<Change>,
     /// The last change before `recent`.
     before_recent: Cursor,
-    /// About the bytes of the targets and texts of all overrides in the journal.
+    /// Approximate bytes of the targets and texts of the overrides in the journal.
     override_bytes: usize,
     /// Bytes of the changes in `recent`.
     recent_bytes: usize,

@@ -1,12 +1,12 @@
 //! Model of overrides without a shared store: members that write to their journals and merge the changes of others, and
-//! two operators whose writes have the condition that nothing has changed since they read. Messages are delayed,
-//! dropped and duplicated, a member loses its journal, and a lying member sends the override with versions up to the
-//! highest number, in every order of events.
+//! two operators that write on the condition that nothing has changed since they read. Messages are delayed, dropped
+//! and duplicated, a member loses its journal, and a lying member sends the override with versions up to the highest
+//! number, in every order of events.
 //!
 //! - **Invariant**: a conditional write succeeds exactly if the override has the expected version on its member. The
 //!   value of a member is never replaced by an older one.
 //! - **Liveness**: when all messages have arrived, all members have the latest change that was not lost with a journal.
-//!   A later change of an operator reaches all members whatever was sent before.
+//!   A later change of an operator reaches all members, independently of earlier messages.
 
 use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 
@@ -120,7 +120,7 @@ impl OverrideModel {
         }
     }
 
-    /// Moves the clocks of all members.
+    /// Moves the clock of each member.
     fn advance(&self) {
         for member in &self.members {
             let Clock::Manual(micros) = &member.clock else { panic!("the clock is set by hand") };

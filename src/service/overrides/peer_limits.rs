@@ -1,7 +1,7 @@
 //! Limits on the changes and overrides of another member: versions, sizes and contents.
 //!
-//! A member is limited to what operators can do by the admin API, and to versions that leave higher ones for all later
-//! changes.
+//! A member is limited to changes that operators can make by the admin API, and to versions that leave higher ones for
+//! all later changes.
 
 use super::{MAX_AUTHOR_BYTES, MAX_REASON_BYTES, MAX_VALUE_BYTES, format, rule_sets};
 use crate::{
@@ -11,7 +11,7 @@ use crate::{
     store::overrides::{Change, MAX_CHANGES, OverrideChange},
 };
 
-/// Number of versions that are valid whatever the clock shows. No journal ever has as many changes.
+/// Highest version that is valid independently of the clock. No journal ever reaches this number of changes.
 const VERSIONS_WITHOUT_CLOCK: u64 = 1 << 40;
 /// Maximum difference of two clocks with which a change of a member comes into force as soon as its version is valid.
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(86_400);
@@ -23,13 +23,13 @@ const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REAS
 const MAX_ID_BYTES: usize = 256;
 /// Maximum length of the information about a change. The reason may contain notes about conflicts.
 const MAX_INFO_BYTES: usize = 32 << 10;
-/// Maximum number of bytes of all overrides up to which those of members are merged.
+/// Maximum total number of bytes of overrides up to which those of members are merged.
 const MAX_OVERRIDE_BYTES: usize = 128 << 20;
 /// Maximum number of bytes of the recent changes in memory up to which those of members are merged. The log of the
-/// journal has about four times as many.
+/// journal has about four times this size.
 const MAX_RECENT_BYTES: usize = 16 << 20;
-/// Number of bytes of a change that is merged although a maximum is reached, up to a further eighth of it: a member that
-/// has filled the tables must not keep the changes of operators from others.
+/// Number of bytes of a change that is merged although a maximum is reached, up to an eighth more: a member that has
+/// filled the tables must not keep the changes of operators from others.
 const SMALL_CHANGE_BYTES: usize = 8 << 10;
 
 /// Versions that the changes of members can have now.
@@ -68,8 +68,8 @@ impl ValidVersions {
         }
     }
 
-    /// Returns the version. One that is never valid is replaced by the same number on all members, whatever their clocks
-    /// show: version 0.1.0 stored every version of a member.
+    /// Returns the version. One that is never valid is replaced by a constant, so that members with different clocks
+    /// agree: version 0.1.0 stored every version of a member.
     pub(super) const fn repair(self, version: u64) -> u64 {
         match self.validity(version) {
             Validity::Valid | Validity::Later => version,
@@ -127,7 +127,7 @@ pub(super) fn change_bytes(change: &Change) -> usize {
     change.id.len() + change.info.len() + texts.sum::<usize>()
 }
 
-/// Returns whether a change of a member may be merged, given the bytes of all overrides and of the recent changes.
+/// Returns whether a change of a member may be merged, given the total bytes of overrides and of recent changes.
 pub(super) fn has_room(change: &Change, override_bytes: usize, recent_bytes: usize) -> bool {
     let bytes = change_bytes(change);
     let is_small = bytes <= SMALL_CHANGE_BYTES;
@@ -136,7 +136,7 @@ pub(super) fn has_room(change: &Change, override_bytes: usize, recent_bytes: usi
     recent_bytes + bytes <= max(MAX_RECENT_BYTES) && (removes_only || override_bytes + bytes <= max(MAX_OVERRIDE_BYTES))
 }
 
-/// Returns whether an override of a member may be merged, given the bytes of all overrides.
+/// Returns whether an override of a member may be merged, given the total bytes of overrides.
 pub(super) const fn has_room_for_override(text: &str, override_bytes: usize) -> bool {
     override_bytes + text.len() <= MAX_OVERRIDE_BYTES
 }

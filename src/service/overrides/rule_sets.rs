@@ -10,7 +10,7 @@ use crate::engine::overrides::RuleSetSlot;
 pub(in crate::service) const MAX_RULE_SET_BYTES: usize = 512 << 10;
 /// Value of a slot that means the rules in each instance's own directory.
 pub(in crate::service) const DIRECTORY: &str = "directory";
-/// Maximum number of rule sets that are kept while the overrides that name them are received.
+/// Maximum number of rule sets in memory while the overrides that name them are received.
 const MAX_KEPT: usize = 16;
 
 /// Returns the digest under which a rule set is stored.
@@ -54,7 +54,7 @@ pub struct PeerRuleSets {
 impl PeerRuleSets {
     /// Keeps rule sets until their overrides arrive. Returns the number of those that do not have their digest.
     ///
-    /// Of more than a few, only those that are known to be needed are kept: an old log can name many.
+    /// Above [`MAX_KEPT`], only wanted rule sets are added: an old log can name many.
     pub(super) async fn add(&mut self, rule_sets: Vec<(String, String)>) -> u64 {
         let mut ignored = 0;
         for (digest, text) in rule_sets {
@@ -79,7 +79,7 @@ impl PeerRuleSets {
         self.texts.get(digest).map(String::as_str)
     }
 
-    /// Forgets everything except for what is wanted.
+    /// Forgets everything, and stores the digests of the wanted rule sets.
     pub(super) fn end_exchange(&mut self, wanted: BTreeSet<String>) {
         *self = Self { wanted, ..Self::default() };
     }

@@ -15,7 +15,7 @@ pub struct BucketId(SmallVec<[u8; 16]>);
 
 /// Stands before a length of four bytes.
 const LONG: u8 = u8::MAX;
-/// Stands after the entries of a name that cannot be sent back. No entry begins with it, as short lengths have one byte.
+/// Stands after the entries of a name that cannot be sent back. No entry begins like this: short lengths have one byte.
 const UNREADABLE: [u8; 5] = [LONG, 0, 0, 0, 0];
 
 impl BucketId {
@@ -31,7 +31,7 @@ impl BucketId {
         self.0.len()
     }
 
-    /// Returns the name with these entries for a bucket whose own name is not UTF-8.
+    /// Returns the name with these entries for a bucket with an own name that is not UTF-8.
     #[must_use]
     pub fn into_unreadable(mut self) -> Self {
         self.0.extend_from_slice(&UNREADABLE);

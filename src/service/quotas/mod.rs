@@ -62,8 +62,8 @@ pub struct Settings {
     #[schemars(schema_with = "crate::duration::schema")]
     pub idle_timeout: Duration,
     /// Maximum number of buckets on all streams, of about 400 bytes each with short names and counters in memory; a bucket
-    /// counts once more for each 400 bytes of its name. A stream can have as many as are free, so that others always find
-    /// room. Requests of further buckets are denied if they have a limit.
+    /// counts once more for each 400 bytes of its name. A stream can have at most the number of free ones, so that
+    /// others always find room. Requests of further buckets are denied if they have a limit.
     pub max_buckets: usize,
 }
 
@@ -148,7 +148,7 @@ pub struct Quotas {
 struct Shared {
     streams: AtomicU64,
     buckets: AtomicU64,
-    /// The buckets, of which those with long names count several times.
+    /// Number of buckets. One with a long name counts several times.
     used: AtomicU64,
     /// Number of reports about buckets for which there was no room.
     rejected: AtomicU64,
@@ -231,7 +231,7 @@ pub struct QuotaSession {
     buckets: HashMap<BucketId, Bucket>,
     /// The descriptors of the few buckets that have other entries in their names.
     descriptors: HashMap<BucketId, BucketId>,
-    /// The buckets, of which those with long names count several times.
+    /// Number of buckets. One with a long name counts several times.
     used: u64,
     /// The rules and overrides by which the last quotas were computed.
     rules: Option<Arc<Snapshot>>,
@@ -302,7 +302,7 @@ impl QuotaSession {
         &self.domain
     }
 
-    /// Counts a new bucket. Returns `false` if the stream has as many buckets as are free.
+    /// Counts a new bucket. Returns `false` if the stream would have more buckets than are free.
     fn take_room(&mut self, usage: &Usage) -> bool {
         let shared = &self.quotas.shared;
         let room = room(&usage.bucket, usage.descriptor.as_ref());
@@ -482,7 +482,7 @@ impl QuotaSession {
         }
     }
 
-    /// Returns the next quota of each bucket, in batches whose calls share a round trip to the store.
+    /// Returns the next quota of each bucket, in batches. The calls of a batch share a round trip to the store.
     async fn assign(&mut self, usages: Vec<Usage>, now: Micros, are_reports: bool) -> Vec<BucketAction> {
         let (ttl, caller) = (self.quotas.settings.ttl, self.caller());
         let mut actions = Vec::with_capacity(usages.len());

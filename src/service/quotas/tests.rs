@@ -468,7 +468,7 @@ fn invalid_messages_end_a_stream() {
     assert_eq!(send("api", &[usage("user=a", 1, 0)]).map(|actions| actions.len()), Ok(1));
 }
 
-/// A stream that reports as many buckets as it likes leaves room for others, and its own further buckets are denied.
+/// A stream that reports buckets without limit leaves room for others, and its own further buckets are denied.
 #[test]
 fn a_stream_has_at_most_as_many_buckets_as_are_free() {
     let service = Service::start(Settings { max_buckets: 8, ..Settings::default() });

@@ -34,8 +34,8 @@ if hits == 0 then
 end
 -- The reply, the number of decided hits, and the position of the next record.
 local reply, decided, at = {now, ''}, 0, 1
--- One letter per hit, created at the first hit that is not allowed. Allowed hits have 'y'. The letters of hits whose
--- keys were repaired are capitals.
+-- One letter per hit, created at the first hit that is not allowed. Allowed hits have 'y'. Hits with a
+-- repaired key have capital letters.
 local outcomes
 local function set_outcome(i, letter)
   if not outcomes then
@@ -49,7 +49,7 @@ end
 -- The number of hits of the current group that are not decided yet, and whether the whole group is denied.
 local group_remaining, group_denied = 0, false
 
--- The hits whose keys contained a value that no script has written; nil if there is none.
+-- The hits with keys that contained a value that no script has written; nil if there is none.
 local repaired
 -- Removes such a value, so that the counter is a new one. It may have no expiry, and would stay for ever.
 local function repair(i)

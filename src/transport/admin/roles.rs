@@ -7,7 +7,7 @@ use super::auth::{Caller, Role};
 /// The methods for callers without a token, with the role `public` in their comments.
 const PUBLIC_METHODS: [&str; 6] =
     ["ListRules", "GetHealth", "GetSession", "WatchActivity", "ListRuleActivity", "ReadDescriptors"];
-/// The methods that change something, with the role `operate` in their comments.
+/// The methods that change state, with the role `operate` in their comments.
 const OPERATE_METHODS: [&str; 7] =
     ["PutOverrides", "ResetCounter", "Refund", "UploadCandidate", "DropCandidate", "PromoteCandidate", "RollbackRules"];
 
@@ -52,7 +52,7 @@ mod tests {
         *,
     };
 
-    /// Returns the methods whose comments contain a text.
+    /// Returns the methods with comments that contain a text.
     fn methods_with(text: &str) -> Vec<String> {
         let service = SERVICE.as_ref().unwrap();
         let has_text = |method: &prost_reflect::MethodDescriptor| {

@@ -77,7 +77,7 @@ impl Service {
         let building = Arc::clone(&self.building[usize::from(!caller.name.is_empty())]);
         let permit = building.acquire_owned().await.map_err(|_| unavailable())?;
         let build = move || {
-            // Also if the caller has left.
+            // Also if the caller has disconnected.
             let _permit = permit;
             build()
         };

@@ -1,4 +1,4 @@
-//! [`Calls`]: the calls of a follower to another instance, whose responses are checked before they are decoded.
+//! [`Calls`]: the calls of a follower to another instance. Responses are checked before they are decoded.
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 

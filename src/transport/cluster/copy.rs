@@ -13,7 +13,7 @@ const COPY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum difference of two clocks with which a copied state has its meaning. States contain times.
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
 
-/// What a copy contained.
+/// The result of a copy.
 #[derive(Default)]
 struct Copied {
     /// The positions of the instance, for each origin.

@@ -24,7 +24,7 @@ pub(super) enum FollowError {
 }
 
 impl FollowError {
-    /// Returns what the instance has done against the protocol; `None` if it is only unavailable.
+    /// Returns the violation of the protocol by the instance; `None` if it is only unavailable.
     pub(super) fn violation(&self) -> Option<Violation> {
         match self {
             Self::Violation(violation) => Some(*violation),

@@ -42,7 +42,7 @@ const OWN_PAUSE: Duration = Duration::from_secs(30);
 const FIRST_OVERRIDES_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum time for which a connection to a second address of an instance waits until the overrides are merged.
 const DUPLICATE_OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
-/// Number of epochs that an address can have at once, and later in each second. A process needs time to start.
+/// Number of epochs that an address can have in a burst, and later in each second. A process needs time to start.
 const EPOCHS: (f64, f64) = (20.0, 0.2);
 /// Size of the responses that are handled on another thread.
 const LONG_RESPONSE_BYTES: usize = 64 << 10;
@@ -91,7 +91,7 @@ pub(super) struct Follower {
 /// Channels between the exchange of hits and that of overrides with one instance.
 struct OverridesLink {
     positions: watch::Sender<OverridesPosition>,
-    /// Epoch of the instance whose overrides are merged.
+    /// Epoch of the instance that overrides are merged from.
     merged: watch::Receiver<u64>,
 }
 
@@ -247,7 +247,7 @@ impl Follower {
                 return Err(Violation::Epoch.into());
             }
             if !is_claimed {
-                // Its overrides are merged nevertheless: it may be another instance whose epoch the used one only claims.
+                // Its overrides are merged nevertheless: it may own the epoch that the used instance only claims.
                 link.wait_until_merged(response.origin, DUPLICATE_OVERRIDES_TIMEOUT).await;
                 return Ok(Ended::Duplicate);
             }
@@ -298,7 +298,7 @@ impl Follower {
 
     /// Copies the counters of the instance if this one has none yet, and waits until all instances have responded.
     ///
-    /// No increment is applied before: the copy contains increments of all instances. Addresses that only calls have
+    /// No increment is applied before: the copy contains increments of every instance. Addresses that only calls have
     /// named are not copied from, because a copy delays the start.
     async fn wait_until_joined(&mut self, calls: &mut Calls, hello: &proto::PullResponse) -> Result<(), FollowError> {
         let context = Arc::clone(&self.context);

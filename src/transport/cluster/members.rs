@@ -23,9 +23,9 @@ const MAX_MEMBERS: usize = 1_000;
 const MAX_CALLERS_PER_NETWORK: usize = 8;
 /// Time without a call after which an address that does not respond makes room for another one.
 const REPLACE_AFTER: Duration = Duration::from_secs(10);
-/// Time for which a member is left alone after its first violation. It doubles with each further one.
+/// Time for which a member is excluded after its first violation. It doubles with each further one.
 const FIRST_EXCLUSION: Duration = Duration::from_secs(30);
-/// Maximum time for which a member is left alone.
+/// Maximum time for which a member is excluded.
 const MAX_EXCLUSION: Duration = Duration::from_secs(600);
 /// Time without violations after which former ones are forgotten.
 const FORGIVE_AFTER: Duration = Duration::from_secs(3_600);
@@ -149,7 +149,7 @@ impl Members {
     }
 
     /// Records that the instance with this epoch stops. Returns `false` if the caller's host is not that of the instance:
-    /// every member knows the epochs of all others.
+    /// every member knows the epoch of each other one.
     pub(super) fn set_left(&self, epoch: u64, caller: IpAddr) -> bool {
         let mut table = self.lock();
         let mut is_known = false;
@@ -162,7 +162,7 @@ impl Members {
         is_known
     }
 
-    /// Records a violation of the protocol. Returns the time for which the member is left alone.
+    /// Records a violation of the protocol. Returns the time for which the member is excluded.
     pub(super) fn exclude(&self, address: SocketAddr) -> Duration {
         let mut table = self.lock();
         let Some(member) = table.get_mut(&address) else {
@@ -178,7 +178,7 @@ impl Members {
         pause
     }
 
-    /// Returns until when a member is left alone, or `None` if it is not.
+    /// Returns the end of the exclusion of a member, or `None` if it is not excluded.
     pub(super) fn excluded_until(&self, address: SocketAddr) -> Option<Instant> {
         self.lock().get(&address).filter(|member| member.is_excluded())?.excluded_until
     }
@@ -370,7 +370,7 @@ mod tests {
             // Addresses of the settings do not count.
             members.set_resolved(&BTreeMap::from([(one(1), "peers".to_owned())]));
             assert!(members.discover(one(first + 1)) && !members.discover(one(first + 2)));
-            // An address that does not respond makes room, but not at once.
+            // An address that does not respond makes room, but not immediately.
             members.set_state(one(3), MemberState::Unavailable);
             assert!(!members.discover(one(first + 2)));
             tokio::time::advance(REPLACE_AFTER).await;

@@ -63,7 +63,7 @@ use crate::{
 const PROTOCOL: u32 = 1;
 /// Maximum size of a response of another instance.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Maximum size of all calls of members that are not complete, in bytes.
+/// Maximum total size of incomplete calls of members, in bytes.
 const MAX_INPUT_BYTES: usize = 128 << 20;
 /// Maximum size of a request of another instance. A request has numbers only.
 const MAX_REQUEST_BYTES: usize = 4 << 10;

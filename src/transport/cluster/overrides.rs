@@ -31,11 +31,11 @@ const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 const MAX_REST: Duration = Duration::from_secs(1);
 /// Maximum number of pages of overrides, of up to 100 overrides each.
 const MAX_PAGES: usize = 50_000;
-/// Maximum number of bytes of all pages.
+/// Maximum total number of bytes of the pages.
 const MAX_BYTES: usize = 512 << 20;
-/// Number of changes that a member can send at once, which is the length of its log, and later in each second.
+/// Number of changes that a member can send in a burst, which is the length of its log, and later in each second.
 const CHANGES: (f64, f64) = (1_000.0, 50.0);
-/// Number of bytes that a member can send at once, and later in each second.
+/// Number of bytes that a member can send in a burst, and later in each second.
 const BYTES: (f64, f64) = (33_554_432.0, 4_194_304.0);
 
 /// The position of an instance in its overrides: its epoch, and the number of changes.

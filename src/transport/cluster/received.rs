@@ -1,4 +1,4 @@
-//! [`ReadBudget`]: the bytes of unfinished responses of all members that this instance holds.
+//! [`ReadBudget`]: the total bytes of unfinished responses of members that this instance holds.
 //!
 //! A member can begin a message of [`MAX_MESSAGE_BYTES`](super::MAX_MESSAGE_BYTES) and never end it. Each follower
 //! therefore adds the bytes that it receives to a common budget, and subtracts them when a message is handled.
@@ -17,12 +17,12 @@ use http_body::{Frame, SizeHint};
 use tonic::{Status, body::Body, transport::Channel};
 use tower_service::Service;
 
-/// Maximum number of bytes of unfinished responses of all members.
+/// Maximum total number of bytes of unfinished responses of members.
 const MAX_BYTES: usize = 64 << 20;
 /// Number of bytes that a response may have although the budget is exhausted. Almost all responses are shorter.
 const ALWAYS_ALLOWED_BYTES: usize = 4 << 20;
 
-/// The bytes of unfinished responses of all members.
+/// The total bytes of unfinished responses of members.
 #[derive(Default)]
 pub(super) struct ReadBudget {
     used: AtomicUsize,
@@ -58,7 +58,7 @@ impl Drop for Received {
     }
 }
 
-/// A connection whose responses count against the budget.
+/// A connection with responses that count against the budget.
 #[derive(Clone)]
 pub(super) struct MeteredChannel {
     channel: Channel,

@@ -1,4 +1,4 @@
-//! [`Violation`]: what a member does against the protocol, and [`Violations`], the metrics of it.
+//! [`Violation`]: a breach of the protocol by a member, and [`Violations`], the metrics of breaches.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::{
     service::overrides::Ignored,
 };
 
-/// A breach of the protocol that only the called member itself can have made. The member is left alone for a while.
+/// A breach of the protocol that only the called member itself can have made. The member is excluded for a while.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Violation {
     /// A message is too large, has too many items, or cannot be decoded.
@@ -31,7 +31,7 @@ pub(super) struct Violations {
     counters: [Counter; KINDS.len()],
 }
 
-/// Names of the kinds in the metric. The first four are those of [`Violation`]: the member is left alone. Of the others,
+/// Names of the kinds in the metric. The first four are those of [`Violation`]: the member is excluded. For the others,
 /// only the value or the call is ignored.
 const KINDS: [&str; 9] =
     ["message", "copy", "overrides", "epoch", "version", "rule_set", "override", "override_bytes", "address"];

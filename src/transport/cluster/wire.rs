@@ -26,7 +26,7 @@ struct Field<'b> {
     contents: &'b [u8],
 }
 
-/// Checks that a message has at most `max` fields whose numbers are in `numbers`. Calls `inspect` for each of them.
+/// Checks that a message has at most `max` fields with numbers in `numbers`. Calls `inspect` for each of them.
 pub(super) fn count_fields(
     bytes: &[u8],
     numbers: &[u64],

@@ -45,7 +45,7 @@ impl ErrorKind {
     }
 }
 
-/// A number of events, of which the first of each episode is logged.
+/// A number of events. The first one of each episode is logged.
 #[derive(Default)]
 struct Events {
     count: AtomicU64,

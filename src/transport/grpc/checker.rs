@@ -99,7 +99,7 @@ impl Checker {
         Ok(readable)
     }
 
-    /// Decides one request, whose texts must be readable.
+    /// Decides one request. Its texts must be readable.
     async fn check(
         &self,
         message: &[u8],

@@ -38,8 +38,8 @@ const HTTP1_RESPONSE: &[u8] = b"HTTP/1.1 505 HTTP Version Not Supported\r\n\
     this port serves gRPC over HTTP/2; HTTP/1 and JSON are served on `http.addr`\n";
 /// Maximum number of bytes that are read from a caller that uses HTTP/1.
 const MAX_HTTP1_BYTES: u64 = 64 * 1024;
-/// Size of the flow-control windows of a connection and of each of its calls, in bytes. A connection stores as many bytes
-/// that no budget counts.
+/// Size of the flow-control windows of a connection and of each of its calls, in bytes. A connection stores up to
+/// this number of bytes, and no budget counts them.
 const WINDOW_BYTES: u32 = 64 * 1024;
 /// Number of bytes that DATA frames of a connection which wait to be read may be smaller than 256 bytes, in total. The
 /// default of h2 is half of the window, which closes connections of callers that send their messages in small pieces.
@@ -48,7 +48,7 @@ const SMALL_FRAMES_BUDGET: usize = 512 * 1024;
 /// have 60 KiB.
 const MAX_HEADER_BYTES: u32 = 80 * 1024;
 
-/// What a connection uses besides its stream and its handler.
+/// Context of a connection, besides its stream and its handler.
 pub(super) struct ConnectionContext {
     pub(super) errors: Arc<CallerErrors>,
     pub(super) budgets: Budgets,

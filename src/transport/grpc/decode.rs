@@ -1,6 +1,6 @@
 //! Decodes a `RateLimitRequest` into the engine's [`Request`], which borrows all texts from the message. Only requests that
-//! the configuration of a caller makes undecidable are rejected, with an error that names the reason. Whoever a gateway
-//! calls for can shape the values of entries: they have any length, and [`readable`](super::texts::readable) makes any
+//! the configuration of a caller makes undecidable are rejected, with an error that names the reason. The clients of
+//! a gateway can shape the values of entries: they have any length, and [`readable`](super::texts::readable) makes any
 //! bytes a text before.
 
 use sluicegate_common::wire::{Fields, Malformed, Value};

@@ -38,7 +38,7 @@ const MAX_BATCH: usize = 32;
 /// The calls of a batch that are answered, with the streams for their responses.
 type ReadyCalls = SmallVec<[(SendResponse<Bytes>, Response); MAX_BATCH]>;
 
-/// What the calls of a connection share.
+/// State that is shared by the calls of a connection.
 pub(super) struct ConnectionScope {
     pub(super) errors: Arc<CallerErrors>,
     pub(super) input: Arc<Input>,
@@ -98,7 +98,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
     /// Closes the connection at once.
     pub(super) fn abort(&mut self, context: &mut Context<'_>) {
         self.connection.abrupt_shutdown(h2::Reason::NO_ERROR);
-        // Sends what the socket accepts.
+        // Sends bytes while the socket accepts them.
         let _ = self.connection.poll_closed(context);
     }
 

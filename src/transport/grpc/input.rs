@@ -13,14 +13,14 @@ use crate::budget::{Budget, Exhausted, Reservation};
 pub(super) const CALL_BYTES: usize = 4 * 1024;
 /// Time without further bytes after which an unfinished message is dropped.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum size of all messages of a call to one of tonic's services.
+/// Maximum total size of the messages of a call to one of tonic's services.
 pub(super) const TONIC_BODY_BYTES: usize = 256 * 1024;
 /// Maximum memory of the messages of a connection. Larger if one message needs more.
 const CONNECTION_BYTES: usize = 16 << 20;
 /// Maximum number of open streams of a connection.
 const MAX_STREAMS: usize = 256;
 
-/// The budgets of all gRPC connections.
+/// The budgets that all gRPC connections share.
 #[derive(Clone)]
 pub(super) struct Budgets {
     pub(super) messages: Budget,
@@ -68,7 +68,7 @@ impl Input {
     }
 }
 
-/// The memory of something that is there already, and is to be dropped if others need the memory.
+/// A reservation for memory that is already in use, and is to be freed if others need it.
 pub(super) struct Hold {
     memory: Reservation,
     /// The size to reserve.

@@ -37,7 +37,7 @@ const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 /// ASCII characters that `grpc-message` must escape. `utf8_percent_encode` always escapes other characters.
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Size in bytes up to which a complete message is decided whatever the budget is.
+/// Size in bytes up to which a complete message is decided independently of the budget.
 const SMALL_BYTES: usize = 64 * 1024;
 
 /// A message without its prefix, with the memory that it occupies while its call waits.
@@ -47,7 +47,7 @@ pub(super) struct Received {
     _memory: Option<Reservation>,
 }
 
-/// Receives the rest of a call's message. `received` is the first part of it.
+/// Receives the rest of a call's message. `received` is its first part.
 ///
 /// The call is read to its end, so that the HTTP/2 stream closes cleanly.
 pub(super) async fn receive(
@@ -103,7 +103,7 @@ impl Unfinished {
         }
     }
 
-    /// Reserves the memory of a message of which so many bytes are stored.
+    /// Reserves the memory of a message with `bytes` stored bytes.
     fn poll_reserve(&mut self, bytes: usize, context: &Context<'_>) -> Poll<Result<(), RequestError>> {
         let more = (CALL_BYTES + bytes).saturating_sub(self.memory.bytes());
         if more > 0 {
@@ -135,7 +135,7 @@ impl Unfinished {
     }
 }
 
-/// Returns the status of a call whose memory is needed for others.
+/// Returns the status of a call that is dropped because others need its memory.
 pub(super) fn dropped(error: Exhausted) -> RequestError {
     RequestError::dropped(error.to_string())
 }

@@ -30,17 +30,17 @@ impl RequestBody {
         self.0.poll_data(context)
     }
 
-    /// Returns received bytes to the flow-control windows, so that the caller can send as many.
+    /// Returns received bytes to the flow-control windows, so that the caller can send the same number.
     pub(super) fn release(&mut self, bytes: usize) {
         // An error means that the stream was reset, and the next poll returns the reason.
         let _ = self.0.flow_control().release_capacity(bytes);
     }
 }
 
-/// The body of a call to one of tonic's services, all of whose messages are small.
+/// The body of a call to one of tonic's services, which have only small messages.
 pub(super) struct TonicBody {
     body: RequestBody,
-    /// The size of the whole body, as tonic may keep any part of it.
+    /// The size of the whole body, as tonic may hold any part.
     reservation: Reservation,
     unreserved: usize,
 }

@@ -184,7 +184,7 @@ impl ResponseSender {
         Sent::Dropped
     }
 
-    /// Sends what can be sent. Data waits for at most `timeout` for a window, and only while there is memory for it.
+    /// Sends the available data. Data waits for at most `timeout` for a window, and only while there is memory for it.
     pub(super) fn poll(&mut self, context: &mut Context<'_>, timeout: Duration, input: &Input) -> Poll<Sent> {
         match self.poll_send(context) {
             Poll::Ready(Ok(())) => Poll::Ready(Sent::Done),

@@ -36,7 +36,7 @@ const MAX_IN_FLIGHT: usize = 4096;
 const MAX_IN_FLIGHT_BYTES: usize = 1 << 20;
 /// Maximum number of checks in a frame. A frame of 4 MiB could have two million empty ones.
 const MAX_CHECKS: usize = 65_536;
-/// Size in bytes above which a frame is not kept for the few requests in it that wait for the store.
+/// Size in bytes above which a frame is not retained for the few requests in it that wait for the store.
 const LARGE_FRAME_BYTES: usize = 64 * 1024;
 /// Size at which a frame of responses is sent even if more responses are ready, so that the caller can begin to read.
 const FLUSH_BYTES: usize = 4 * 1024;
@@ -77,7 +77,7 @@ impl Check {
             match field? {
                 (1, value) => check.id = value.number()?,
                 (2, value) => check.request = frame.slice_ref(value.bytes()?),
-                // Whoever the caller forwards it for can send anything.
+                // The caller forwards it for its own clients, so it can contain any bytes.
                 (3, value) => check.traceparent = value.text().unwrap_or_default().to_owned(),
                 (4, value) if check.feedback.len() < feedback::MAX_FEEDBACK => {
                     check.feedback.push(feedback::read_message(value.message()?)?);
@@ -103,7 +103,7 @@ struct CheckQueue {
     pending: FuturesUnordered<Deciding>,
     /// Size of the requests of the checks that are being decided.
     pending_bytes: usize,
-    /// Whether the last frame is too large to be kept.
+    /// Whether the last frame is too large to be retained.
     is_large: bool,
     /// The allocation of a finished check, reused for the next one.
     spare: Option<Deciding>,

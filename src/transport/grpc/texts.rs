@@ -4,7 +4,7 @@
 //! A string of a request may contain any bytes, because Envoy copies parts of headers and paths into it. An error would
 //! let the request pass, so bytes that are not UTF-8 are written as `\xff`, and a backslash in the same text as `\\`.
 //! Different bytes thus stay different, also from the text `\xff` itself and from the bounded form of a long value: a text
-//! that contains one of these is written with doubled backslashes, too. All other texts stay as they are.
+//! that contains either form is written with doubled backslashes, too. All other texts stay as they are.
 
 use std::{borrow::Cow, fmt::Write};
 

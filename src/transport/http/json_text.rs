@@ -7,7 +7,7 @@
 
 /// The first of the 256 characters that stand for bytes. They have four bytes in UTF-8, which begin with [`PLACEHOLDER`].
 const FIRST: u32 = 0x10_FE00;
-/// The first bytes of all characters that stand for bytes: U+10FE00 to U+10FEFF.
+/// The first bytes of each character that stands for a byte: U+10FE00 to U+10FEFF.
 const PLACEHOLDER: [u8; 2] = [0xF4, 0x8F];
 
 /// Maximum number of values and names in a request. The largest valid one has 128 descriptors with 32 entries.
@@ -55,7 +55,7 @@ impl Scanner {
     }
 }
 
-/// Returns a text in which all strings can be read as JSON, whatever bytes they contain.
+/// Returns a text in which all strings can be read as JSON, independently of the bytes that they contain.
 pub(super) fn repair(body: &[u8]) -> String {
     let mut text = String::with_capacity(body.len() + 16);
     let mut scanner = Scanner::default();

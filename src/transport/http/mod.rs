@@ -190,7 +190,7 @@ impl Server {
     }
 }
 
-/// Returns routes whose requests are handled by tasks of another runtime.
+/// Returns routes with requests that are handled by tasks of another runtime.
 fn on_runtime(runtime: &Handle, routes: Router) -> Router {
     routes.layer(from_fn_with_state(runtime.clone(), hand_over))
 }
@@ -231,7 +231,7 @@ pub struct Handlers {
     pub needs_rules: bool,
 }
 
-/// The pages whose size follows from the number of rules and metrics.
+/// The pages with a size that follows from the number of rules and metrics.
 #[derive(Default)]
 pub struct LargePages {
     text: Page,

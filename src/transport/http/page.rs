@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::transport::http_server::SharedPage;
 
-/// Maximum number of versions of a page that are in memory, beside the one that is being built.
+/// Maximum number of versions of a page that are in memory, besides the one that is being built.
 const MAX_VERSIONS: usize = 2;
 /// Age up to which the last version is sent again while the maximum number of versions is in memory. A caller therefore
 /// has at least this time to read a page, however many others do not read it.

@@ -26,7 +26,7 @@ use tokio::{
 /// First bytes of an HTTP/2 connection. No method of HTTP/1 begins with them.
 const HTTP2_PREFACE: &[u8] = b"PRI";
 
-/// The requests of a connection, whose heads end a wait.
+/// The requests of a connection. The head of each ends a wait.
 #[derive(Default)]
 pub(super) struct Requests {
     begun: AtomicU64,
@@ -37,7 +37,7 @@ pub(super) struct Requests {
 pub(super) struct RequestGuard(Arc<Requests>);
 
 impl Requests {
-    /// Records a request whose head is complete.
+    /// Records a request with a complete head.
     pub(super) fn begin(self: &Arc<Self>) -> RequestGuard {
         self.begun.fetch_add(1, Relaxed);
         self.in_progress.fetch_add(1, Relaxed);
@@ -80,7 +80,7 @@ impl<S> IdleTimeout<S> {
             timeout,
             head_timeout,
             requests,
-            // The first head is expected at once.
+            // The first head is expected immediately.
             head: Some((now + head_timeout, 0)),
             protocol: Protocol::Unknown,
             last_byte: now,
@@ -181,7 +181,7 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(90);
     const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
 
-    /// A stream of HTTP/1 whose first request has been answered.
+    /// A stream of HTTP/1 after the response to the first request.
     fn idle<S>(stream: S) -> IdleTimeout<S> {
         let requests = Arc::new(Requests::default());
         drop(requests.begin());

@@ -1,8 +1,8 @@
 //! [`HttpServer`]: HTTP/1 and HTTP/2 for pages, metrics and the admin API, which have few callers.
 //!
 //! The head of a request, the response and an idle connection have timeouts. If the maximum number of connections is
-//! open, or the process has no free file descriptors, a new connection replaces the one whose last response is the
-//! oldest. Callers that hold idle connections therefore cannot lock others out.
+//! open, or the process has no free file descriptors, a new connection replaces the one that has been without
+//! a response the longest. Callers that hold idle connections therefore cannot lock others out.
 
 mod idle_timeout;
 mod rejections;
@@ -278,7 +278,7 @@ mod tests {
     use super::*;
     use crate::budget::Victim;
 
-    /// Returns what the responses of a connection need.
+    /// Returns the context of the responses of a connection.
     pub(super) fn output() -> Arc<Output> {
         Arc::new(Output {
             budget: Budget::new("test", 1 << 20, Victim::Oldest),
@@ -325,7 +325,7 @@ mod tests {
             self.stream.write_all(text.as_bytes()).await.unwrap();
         }
 
-        /// Waits until the service has closed the connection. Returns what it sent, and the time in seconds.
+        /// Waits until the service has closed the connection. Returns the received text, and the time in seconds.
         async fn end(mut self) -> (String, u64) {
             let mut text = String::new();
             self.stream.read_to_string(&mut text).await.unwrap();

@@ -1,4 +1,4 @@
-//! [`Rejections`]: what a listener rejects because it is too large, too slow, or does not fit into memory.
+//! [`Rejections`]: numbers of requests and responses that are too large, too slow, or do not fit into memory.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 

@@ -1,4 +1,4 @@
-//! [`RequestBody`]: a body whose bytes are reserved in the budget of the listener while it is received and handled.
+//! [`RequestBody`]: a body with bytes that are reserved in the budget of the listener while it is received and handled.
 
 use std::{
     pin::Pin,
@@ -22,7 +22,7 @@ use crate::budget::{Budget, Reservation};
 pub(super) const PROGRESS_TIMEOUT: Duration = Duration::from_secs(10);
 /// Size of a head up to which a request without a body needs no reservation, in bytes.
 const SMALL_HEAD_BYTES: usize = 2_048;
-/// What a header needs beside its name and its value, in bytes, as HTTP/2 counts it.
+/// Overhead of a header in addition to its name and its value, in bytes, as HTTP/2 counts it.
 const HEADER_BYTES: usize = 32;
 
 /// The memory of one request, which its body and its handler share.
@@ -79,7 +79,7 @@ pub(super) async fn reserve(
         return Ok((request, Some(input)));
     }
     let is_grpc = is_grpc(&request);
-    // What is decoded from a body needs as much memory again. Bodies of gRPC are decoded while they arrive.
+    // The decoded form of a body needs as much memory again. Bodies of gRPC are decoded while they arrive.
     let copies = if is_grpc { 1 } else { 2 };
     let received = if is_small { Received::Head(head_bytes) } else { Received::Nothing };
     let request = request
@@ -110,7 +110,7 @@ struct RequestBody {
     is_grpc: bool,
 }
 
-/// What has been received and not been reserved.
+/// The part of a request that has been received and not been reserved.
 enum Received {
     Nothing,
     /// The head, with its size in bytes.
@@ -131,7 +131,7 @@ impl RequestBody {
         if self.is_grpc { Error::new(rejection.status()) } else { Error::new(rejection) }
     }
 
-    /// Reserves what was received, and returns the frame of it.
+    /// Reserves the bytes of the received part, and returns its frame.
     fn poll_reserve(&mut self, context: &Context<'_>) -> Poll<Result<Option<Frame<Bytes>>, Rejection>> {
         let bytes = match &self.received {
             Received::Nothing | Received::End => 0,

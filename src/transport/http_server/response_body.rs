@@ -1,4 +1,4 @@
-//! [`ResponseBody`]: a body whose bytes are reserved in the budget of the listener until they are sent.
+//! [`ResponseBody`]: a body with bytes that are reserved in the budget of the listener until they are sent.
 //!
 //! The bytes own their reservation. It therefore counts them wherever they wait: in the body, or in the buffers of
 //! HTTP/1 and HTTP/2. If the reservation is evicted, the connection is closed.
@@ -30,13 +30,13 @@ const SMALL_BYTES: usize = 1_024;
 /// Time for which a response waits until others have been sent.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the responses of a connection need.
+/// Context of the responses of a connection.
 pub(super) struct Output {
     pub(super) budget: Budget,
     pub(super) rejections: Arc<Rejections>,
     pub(super) slot: Arc<Slot>,
     pub(super) requests: Arc<Requests>,
-    /// Bounds what waits for a reservation, on all connections of the listener.
+    /// Bounds the number of waits for a reservation, on all connections of the listener.
     pub(super) waiting: Arc<Semaphore>,
 }
 
@@ -79,7 +79,7 @@ impl Output {
         matches!(first, Ok(Ok(())))
     }
 
-    /// Returns a reservation for a part of a response. A part that is larger than the budget gets all of it.
+    /// Returns a reservation for a part of a response. A part that is larger than the budget gets the whole budget.
     fn poll_grow(
         self: &Arc<Self>,
         reservation: &mut Reservation,

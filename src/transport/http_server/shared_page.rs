@@ -1,4 +1,4 @@
-//! [`SharedPage`]: a page whose bytes all callers that read it share.
+//! [`SharedPage`]: a page with bytes that are shared by all callers that read it.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -55,7 +55,7 @@ impl SharedPage {
         &self.bytes
     }
 
-    /// Returns a response with the page, of which the memory is released when it is sent.
+    /// Returns a response with the page. Its memory is released when the response is sent.
     pub(in crate::transport) fn response(self: Arc<Self>, media_type: &'static str) -> Response {
         let reader = Arc::new(Reader::default());
         let sent = Sent { page: Arc::downgrade(&self), reader: Arc::downgrade(&reader) };

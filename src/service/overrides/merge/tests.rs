@@ -46,7 +46,7 @@ async fn send_all(from: &OverrideSync, to: &OverrideSync) {
     to.merge(from.changes_for_peer(None).await).await.unwrap();
 }
 
-/// Returns the limits of all users.
+/// Returns the limit of each user.
 async fn limits(member: &OverrideSync) -> Vec<(String, u32)> {
     let overrides = member.changes_for_peer(None).await.overrides;
     let read = |(target, version, text): Versioned| {
@@ -130,7 +130,7 @@ async fn changes_at_the_same_time_are_noted_at_both_members() {
     }
 }
 
-/// Two equal changes, or a change whose predecessor was not received.
+/// Two equal changes, or a change without its predecessor, are not a conflict.
 #[tokio::test]
 async fn a_conflict_is_noted_only_between_different_values() {
     let (one, other, late) = (member(), member(), member());
@@ -249,7 +249,7 @@ async fn a_journal_with_an_invalid_version_is_repaired() {
     assert_eq!((limits(&repaired).await, limits(&other).await), (expected.to_vec(), expected.to_vec()));
 }
 
-/// What cannot be read is not written to the journal.
+/// Unreadable overrides are not written to the journal.
 #[tokio::test]
 async fn overrides_that_no_operator_could_set_are_not_stored() {
     let folder = tempfile::tempdir().unwrap();
@@ -360,7 +360,7 @@ async fn an_override_older_than_the_audit_log_does_not_return() {
     assert!(limits(&one).await.contains(&("max".to_owned(), 7)));
 }
 
-/// Changes at random members, some of which reach other members, in any order.
+/// Makes changes at random members. Some changes reach other members, in any order.
 #[tokio::test]
 async fn all_members_agree_in_the_end() {
     for seed in 0..30 {

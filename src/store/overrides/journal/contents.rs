@@ -1,4 +1,4 @@
-//! [`Contents`]: what a journal file contains, and its reader.
+//! [`Contents`]: the contents of a journal file, and their reader.
 //!
 //! The reader changes nothing, so that a process can also read a file that another one writes.
 
@@ -30,7 +30,7 @@ pub(super) struct Contents {
     pub(super) recent: RecentChanges,
     /// Number of lines.
     pub(super) lines: usize,
-    /// Length of the lines in bytes. What follows is an incomplete line or an incomplete copy.
+    /// Length of the lines in bytes. Further bytes are an incomplete line or an incomplete copy.
     pub(super) length: u64,
     /// A complete copy at the end of the file, which the lines were read from.
     pub(super) copy: Option<CopyRange>,

@@ -1,4 +1,4 @@
-//! The operations that change files on the disk. Tests make each of them fail, and look at the disk before each.
+//! The operations that change files on the disk. Tests make each of them fail, and check the disk before each.
 
 use std::{
     fs::{self, File},

@@ -3,8 +3,7 @@
 //! One process at a time holds the lock of the file and writes to it. The lock belongs to an inode, so a process that
 //! has it checks that the path still names this inode: before it uses a file that it has opened, and before each write.
 //!
-//! A failed step never leaves the file in an unknown state. What the next write has to repair first is in
-//! [`OpenFile::repair`].
+//! A failed step never leaves the file in an unknown state. The next write first calls [`OpenFile::repair`].
 
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
@@ -29,7 +28,7 @@ pub(super) struct JournalFile {
     path: PathBuf,
     /// The file, if this process may write to it.
     open: Option<OpenFile>,
-    /// What identifies the contents that were read last; `None` before the first time.
+    /// Fingerprint of the contents that were read last; `None` before the first time.
     read: Option<Fingerprint>,
 }
 
@@ -66,7 +65,7 @@ impl Fingerprint {
 /// Whether the path still names the file that a process writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
-    /// The file is as this process has left it.
+    /// The file is unchanged since the last write of this process.
     Current,
     /// The file was removed.
     Removed,
@@ -157,7 +156,7 @@ impl JournalFile {
         }
     }
 
-    /// Returns whether the file was removed or emptied, and must therefore be written anew.
+    /// Returns whether the file was removed or emptied, and must therefore be written again in full.
     pub(super) fn is_lost(&self) -> bool {
         let name = self.open.as_ref().and_then(|open| open.name().ok());
         matches!(name, Some(Name::Removed | Name::Emptied))
@@ -229,7 +228,7 @@ impl OpenFile {
         self.real_path.with_extension("new")
     }
 
-    /// Returns whether the path still names this file, and the file has the length that this process has left.
+    /// Compares the file that the path names, and its length, with those of the last write of this process.
     fn name(&self) -> io::Result<Name> {
         let named = match fs::metadata(&self.real_path) {
             Ok(named) => named,
@@ -247,7 +246,7 @@ impl OpenFile {
         Ok(if own.len() == 0 { Name::Emptied } else { Name::Changed })
     }
 
-    /// Repairs what earlier steps have left, before anything is written.
+    /// Repairs the effects of earlier failed steps, before the next write.
     pub(super) fn repair(&mut self) -> io::Result<()> {
         self.finish_copy()?;
         if self.must_truncate {

@@ -4,10 +4,10 @@
 //! | --- | --- | --- |
 //! | 1. append the line `copy` and the new lines, sync | old lines, an incomplete copy | the old lines: a copy without an end is ignored |
 //! | 2. append the line `copy_end`, sync | old lines, a complete copy | the copy |
-//! | 3. write the new lines over the old ones, sync | garbage, a complete copy | the copy, which does not overlap with what is written |
+//! | 3. write the new lines over the old ones, sync | garbage, a complete copy | the copy, which does not overlap with the new lines |
 //! | 4. truncate the file behind the new lines | the new lines | the new lines |
 //!
-//! After a crash or an error in step 3 or 4, both are done again before anything else is written.
+//! After a crash or an error in step 3 or 4, both are repeated before the next write.
 
 use std::{
     io::{self, BufWriter, Write},

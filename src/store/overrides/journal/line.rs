@@ -35,7 +35,7 @@ pub(super) enum Line {
 pub(super) struct CopyRange {
     /// Offset of the first line.
     pub(super) from: u64,
-    /// Length of all lines.
+    /// Total length of the lines.
     pub(super) bytes: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Crashes between any two steps, and failures of each step: what was acknowledged is in the file, and what failed is
+//! Crashes between any two steps, and failures of each step: acknowledged changes are in the file, and failed ones are
 //! not.
 
 use std::{
@@ -13,7 +13,7 @@ use super::{
     *,
 };
 
-/// A journal whose next change rewrites the file.
+/// A journal with a file that the next change rewrites.
 struct LongJournal {
     directory: tempfile::TempDir,
     journal: Journal,
@@ -141,8 +141,8 @@ fn a_step_that_fails_forgets_no_acknowledged_change_and_keeps_no_other() {
                 let (written, steps) = planted::run(plan, || write_version(&mut long.journal, REWRITE_AT));
                 let what = format!("step {step} of {steps}, replaced: {can_be_replaced}, permanent: {is_permanent}");
                 let version = if written.is_ok() { REWRITE_AT } else { REWRITE_AT - 1 };
-                // A crash now finds what was acknowledged. A line that may be there despite an error of the disk is
-                // removed as soon as the disk works again.
+                // After a crash now, acknowledged changes are found. A line that may be there despite an error of the
+                // disk is removed as soon as the disk works again.
                 let crashed = copy(long.directory.path());
                 let found = restarted(&crashed.path().join("overrides"));
                 assert!(found == state(version) || written.is_err() && found == state(REWRITE_AT), "{what}: {found:?}");
@@ -197,7 +197,7 @@ fn a_file_that_cannot_be_shortened_grows_and_is_shortened_later() {
     let mut long = LongJournal::new(true);
     let size = long.journal.bytes();
     let log = TestLog::start();
-    // There is room for a change, not for the shorter file beside the long one.
+    // There is room for a change, not for the shorter file in addition to the long one.
     let mut version = REWRITE_AT;
     for _ in 0..REWRITE_SLACK {
         let (path, limit) = (long.path(), long.journal.bytes() + 1_000);

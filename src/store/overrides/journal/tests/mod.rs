@@ -1,4 +1,4 @@
-//! What a journal contains after changes and restarts. `faults.rs` tests crashes and failed steps, `lock.rs` two
+//! Contents of a journal after changes and restarts. `faults.rs` tests crashes and failed steps, `lock.rs` two
 //! processes.
 
 mod faults;
@@ -39,7 +39,7 @@ fn write_version(journal: &mut Journal, version: u64) -> Result<(), JournalError
 /// Number of the change before which a file of [`prefilled`] is rewritten.
 const REWRITE_AT: u64 = (MAX_RECENT_CHANGES + REWRITE_SLACK + 4) as u64;
 
-/// Returns a journal whose file has a change per version below [`REWRITE_AT`].
+/// Returns a journal with a file that has a change per version below [`REWRITE_AT`].
 fn prefilled(path: &Path) -> Journal {
     let line = |version: u64| encode(&Line::Change(change(version, "a", Some(&version.to_string()))));
     fs::write(path, (1..REWRITE_AT).flat_map(line).collect::<Vec<u8>>()).unwrap();
