@@ -151,9 +151,10 @@ async fn the_connections_of_one_address_lock_out_no_other() {
         flood.push(connect_from(server.grpc, [127, 0, 0, 2]).await);
         flood.push(connect_from(server.http, [127, 0, 0, 2]).await);
     }
-    // The service has accepted the flood when it has closed the first connections above the maximum.
+    // The service has accepted the flood when it has closed most connections above the maximum. Others may have ended by
+    // themselves, because they are silent.
     wait_for("the flood to be accepted", || {
-        (evicted(&server, "grpc") >= 41.0 && evicted(&server, "http") >= 41.0).then_some(())
+        (evicted(&server, "grpc") >= 30.0 && evicted(&server, "http") >= 30.0).then_some(())
     });
     assert!(honest.is_answered().await, "the connection of another address was closed");
     assert!(is_healthy(&mut page).await, "the connection of another address was closed");

@@ -158,6 +158,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
                     let state = CallState::Deciding { respond, future };
                     self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory: None });
                 }
+                Decided::ByTonic(future) => {
+                    let state = CallState::Deciding { respond, future };
+                    let memory = Some(Box::new(self.scope.input.stream()));
+                    self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
+                }
             }
         }
         context.waker().wake_by_ref();
@@ -195,28 +200,26 @@ impl Future for WaitingCall {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Sent> {
         let call = self.get_mut();
+        let is_evicted = call.memory.as_mut().is_some_and(|memory| memory.poll_end(context).is_ready());
         loop {
             match &mut call.state {
+                CallState::Deciding { respond, .. } if is_evicted => {
+                    respond.send_reset(h2::Reason::ENHANCE_YOUR_CALM);
+                    return Poll::Ready(Sent::Dropped);
+                }
                 CallState::Deciding { respond, future } => {
                     let Poll::Ready(response) = future.as_mut().poll(context) else {
                         // A call that the caller cancels is not decided, if it is not too late.
                         return respond.poll_reset(context).map(|_| Sent::Done);
                     };
                     response.record(&call.scope.errors);
-                    if response.is_stream() {
-                        call.memory = Some(Box::new(call.scope.input.stream()));
-                    }
                     let Some(sender) = response.send(respond) else {
                         return Poll::Ready(Sent::Done);
                     };
                     call.state = CallState::Sending(sender);
                 }
+                CallState::Sending(sender) if is_evicted => return Poll::Ready(sender.drop_call()),
                 CallState::Sending(sender) => {
-                    if let Some(memory) = &mut call.memory
-                        && memory.poll_end(context).is_ready()
-                    {
-                        return Poll::Ready(sender.drop_call());
-                    }
                     return sender.poll(context, call.scope.send_timeout, &call.scope.input);
                 }
             }

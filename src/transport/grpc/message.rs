@@ -185,6 +185,14 @@ impl Messages {
         Self { body, input, received: BytesMut::new(), unreleased: 0, unfinished: None }
     }
 
+    /// Completes if the memory of the unfinished message is needed for others. To be polled while messages are not.
+    pub(super) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
+        match &self.unfinished {
+            Some(unfinished) => unfinished.memory.poll_evicted(context),
+            None => Poll::Pending,
+        }
+    }
+
     /// Returns the next message of at most `max` bytes without its prefix, or `None` at the end of the stream.
     pub(super) async fn next(&mut self, max: usize) -> Result<Option<Bytes>, RequestError> {
         poll_fn(|context| self.poll_next(context, max)).await

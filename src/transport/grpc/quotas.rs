@@ -178,6 +178,7 @@ impl Stream {
                     tokio::select! {
                         sent = self.sender.send(response) => if sent.is_err() { return Ok(false) },
                         error = poll_fn(|context| memory.poll_end(context)) => return Err(dropped(error)),
+                        error = poll_fn(|context| self.reports.poll_evicted(context)) => return Err(dropped(error)),
                     }
                 }
             }

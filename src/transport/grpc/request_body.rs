@@ -71,12 +71,20 @@ impl Body for TonicBody {
             this.body.release(this.unreserved);
             this.unreserved = 0;
         }
-        if let Some(data) = ready!(this.body.poll_data(context)) {
+        let data = this.body.poll_data(context);
+        if data.is_pending()
+            && let Poll::Ready(error) = this.reservation.poll_evicted(context)
+        {
+            return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(dropped(error).message))));
+        }
+        if let Some(data) = ready!(data) {
             let failed = |error: h2::Error| tonic::Status::cancelled(error.to_string());
             let data = data.map_err(failed);
             this.unreserved = data.as_ref().map_or(0, Bytes::len);
             return Poll::Ready(Some(data.map(Frame::data)));
         }
+        // All messages have arrived, so the call only has the memory of an open stream.
+        this.reservation.clear();
         let trailers = ready!(this.body.0.poll_trailers(context));
         let trailers = trailers.map_err(|error| tonic::Status::cancelled(error.to_string()));
         Poll::Ready(trailers.transpose().map(|trailers| trailers.map(Frame::trailers)))

@@ -21,6 +21,7 @@ use super::{
     message::{trailers, write_status},
     stream::ResponseStream,
 };
+use crate::budget::Exhausted;
 
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
@@ -126,6 +127,14 @@ enum UnsentBody {
 }
 
 impl UnsentBody {
+    /// Completes if memory of the call is needed for others.
+    fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
+        match self {
+            Self::Stream(stream) => stream.poll_evicted(context),
+            Self::Message(_) | Self::Messages(_) | Self::Tonic(_) => Poll::Pending,
+        }
+    }
+
     fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, tonic::Status>>> {
         match self {
             Self::Message(data) if data.is_empty() => Poll::Ready(Some(Ok(Frame::trailers(trailers(&Ok(())))))),
@@ -198,7 +207,9 @@ impl ResponseSender {
             Poll::Pending => {
                 let new = || Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.response(self.data.len()) });
                 let wait = self.wait.get_or_insert_with(new);
-                if wait.memory.poll_end(context).is_ready() {
+                // The body, which is not polled now, can hold a part of a message.
+                let is_evicted = wait.memory.poll_end(context).is_ready() || self.body.poll_evicted(context).is_ready();
+                if is_evicted {
                     return Poll::Ready(self.drop_call());
                 }
                 ready!(wait.end.as_mut().poll(context));

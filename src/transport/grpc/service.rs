@@ -64,6 +64,8 @@ pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
 pub(super) enum Decided {
     Now(Response),
     Later(ResponseFuture),
+    /// The call is served by tonic, and can wait for long.
+    ByTonic(ResponseFuture),
 }
 
 /// The services of one worker.
@@ -172,7 +174,7 @@ impl Handler {
     fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Decided {
         let mut tonic_services = self.tonic_services.clone();
         let memory = input.message();
-        Decided::Later(Box::pin(async move {
+        Decided::ByTonic(Box::pin(async move {
             let request = request.map(|body| tonic::body::Body::new(TonicBody::new(body, memory)));
             match tonic_services.call(request).await {
                 Ok(response) => Response::Tonic(Box::new(response)),

@@ -28,7 +28,10 @@ use super::{
     message::{self, Messages, PREFIX},
     request_body::RequestBody,
 };
-use crate::engine::{Feedback, Verdict};
+use crate::{
+    budget::Exhausted,
+    engine::{Feedback, Verdict},
+};
 
 /// Maximum number of checks of one stream or batch that are decided at the same time.
 const MAX_IN_FLIGHT: usize = 4096;
@@ -255,6 +258,9 @@ impl ResponseStream {
             // As the protocol specifies, checks that have not been started are not decided.
             self.stop(Ok(()));
         }
+        if let Poll::Ready(error) = self.poll_evicted(context) {
+            self.stop(Err(message::dropped(error)));
+        }
         if mem::take(&mut self.was_full) {
             // The connection sends the full frame before the next one is built.
             context.waker().wake_by_ref();
@@ -285,6 +291,14 @@ impl ResponseStream {
                 Ok(None) => self.stop(Ok(())),
                 Err(error) => self.stop(Err(error)),
             }
+        }
+    }
+
+    /// Completes if the memory of an unfinished frame is needed for others.
+    pub(super) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
+        match &self.frames {
+            Some(frames) => frames.poll_evicted(context),
+            None => Poll::Pending,
         }
     }
 
