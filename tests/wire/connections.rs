@@ -172,9 +172,15 @@ async fn is_healthy(stream: &mut TcpStream) -> bool {
     if stream.write_all(b"GET /healthcheck HTTP/1.1\r\nhost: x\r\n\r\n").await.is_err() {
         return false;
     }
-    let mut response = [0; 1_024];
-    let length = stream.read(&mut response).await.unwrap_or(0);
-    response[..length].starts_with(b"HTTP/1.1 200 OK")
+    let mut response = Vec::new();
+    // The head and the body can arrive one after the other.
+    while !response.ends_with(b"\r\n\r\nOK") {
+        match stream.read_buf(&mut response).await {
+            Ok(0) | Err(_) => return false,
+            Ok(_) => {}
+        }
+    }
+    response.starts_with(b"HTTP/1.1 200 OK")
 }
 
 /// Connections of callers with a token make room last.
