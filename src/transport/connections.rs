@@ -102,12 +102,12 @@ impl Connections {
         if let Some(source) = source {
             let count = state.sources.entry(source).or_default();
             *count += 1;
-            if *count > self.max / 2 {
+            if *count > self.half() {
                 state.large_source = Some(source);
             }
         }
         if state.open.len() >= self.max {
-            self.evict(&mut state);
+            self.evict_down_to(self.max - 1, &mut state);
             if self.log_full.should_log() {
                 tracing::warn!(
                     listener = self.listener,
@@ -150,23 +150,30 @@ impl Connections {
         self.evictions.load(Relaxed)
     }
 
-    fn evict(&self, state: &mut State) {
-        let large_source = state.large_source.filter(|large| state.count(*large) > self.max / 2);
+    /// Returns the number of connections above which an address makes room for others.
+    fn half(&self) -> usize {
+        (self.max / 2).max(1)
+    }
+
+    /// Closes connections until at most `max` are open. If all others are too new, [`Slot::set_task`] closes them later.
+    fn evict_down_to(&self, max: usize, state: &mut State) {
+        while state.open.len() > max && self.evict(state) {}
+    }
+
+    /// Closes the connection that makes room first. Returns false if all that can make room are too new.
+    fn evict(&self, state: &mut State) -> bool {
+        let large_source = state.large_source.filter(|large| state.count(*large) > self.half());
         state.large_source = large_source;
         if state.candidates_of != large_source {
             state.candidates.clear();
             state.candidates_of = large_source;
         }
-        let mut next = state.next_candidate();
-        if next.is_none() && large_source.is_some() {
-            // All connections of the address are too new.
-            state.candidates_of = None;
-            next = state.next_candidate();
-        }
-        if let Some(connection) = next.and_then(|number| state.remove(number)) {
-            self.evictions.fetch_add(1, Relaxed);
-            connection.close();
-        }
+        let Some(connection) = state.next_candidate().and_then(|number| state.remove(number)) else {
+            return false;
+        };
+        self.evictions.fetch_add(1, Relaxed);
+        connection.close();
+        true
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -253,6 +260,8 @@ impl Connection {
 impl Slot {
     /// Records the task that serves the connection.
     pub(super) fn set_task(&self, task: AbortHandle) {
+        // Before it has a task, so that it does not make room itself.
+        self.connections.evict_down_to(self.connections.max, &mut self.connections.state());
         // A slot has one task.
         let _ = self.connection.task.set(task);
     }
@@ -405,6 +414,21 @@ mod tests {
         // With half of them, it has its share.
         let third = listener.connect("10.0.0.3");
         assert_eq!(are_open([&honest, &flood[2], &more, &other, &third]), [false, true, true, true, true]);
+    }
+
+    #[tokio::test]
+    async fn connections_that_were_too_new_to_make_room_do_so_when_they_are_served() {
+        let listener = Listener::new(2);
+        let honest = listener.connect("10.0.0.1");
+        let peer = SocketAddr::from(([6, 6, 6, 6], 1));
+        let flood: Vec<_> = (0..4).map(|_| listener.0.open(Some(peer))).collect();
+        assert_eq!(listener.0.evictions(), 0, "none of the large address is served yet");
+        for slot in &flood {
+            slot.set_task(tokio::spawn(std::future::pending::<()>()).abort_handle());
+        }
+        assert_eq!((are_open([&honest]), listener.0.evictions()), ([true], 3));
+        let newest = flood.last().map(|slot| slot.number).unwrap();
+        assert!(listener.0.state().open.contains_key(&newest));
     }
 
     #[tokio::test]
