@@ -140,7 +140,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
             self.unsent = None;
             return Poll::Pending;
         }
-        let unsent = self.unsent.get_or_insert_with(|| Box::new(self.scope.input.response(0)));
+        let unsent = self.unsent.get_or_insert_with(|| Box::new(self.scope.input.call(0)));
         unsent.add(answered * CALL_BYTES);
         unsent.poll_end(context).map(drop)
     }
@@ -160,7 +160,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
                 }
                 Decided::ByTonic(future) => {
                     let state = CallState::Deciding { respond, future };
-                    let memory = Some(Box::new(self.scope.input.stream()));
+                    let memory = Some(Box::new(self.scope.input.call(0)));
                     self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
                 }
             }
@@ -186,7 +186,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
 struct WaitingCall {
     state: CallState,
     scope: Arc<ConnectionScope>,
-    /// The memory of a stream.
+    /// The memory of a call to tonic, or of a stream.
     memory: Option<Box<Hold>>,
 }
 
@@ -200,29 +200,39 @@ impl Future for WaitingCall {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Sent> {
         let call = self.get_mut();
-        let is_evicted = call.memory.as_mut().is_some_and(|memory| memory.poll_end(context).is_ready());
         loop {
             match &mut call.state {
-                CallState::Deciding { respond, .. } if is_evicted => {
-                    respond.send_reset(h2::Reason::ENHANCE_YOUR_CALM);
-                    return Poll::Ready(Sent::Dropped);
-                }
                 CallState::Deciding { respond, future } => {
                     let Poll::Ready(response) = future.as_mut().poll(context) else {
+                        if is_evicted(&mut call.memory, context) {
+                            respond.send_reset(h2::Reason::ENHANCE_YOUR_CALM);
+                            return Poll::Ready(Sent::Dropped);
+                        }
                         // A call that the caller cancels is not decided, if it is not too late.
                         return respond.poll_reset(context).map(|_| Sent::Done);
                     };
                     response.record(&call.scope.errors);
+                    call.memory = response.is_stream().then(|| Box::new(call.scope.input.stream()));
                     let Some(sender) = response.send(respond) else {
                         return Poll::Ready(Sent::Done);
                     };
                     call.state = CallState::Sending(sender);
                 }
-                CallState::Sending(sender) if is_evicted => return Poll::Ready(sender.drop_call()),
                 CallState::Sending(sender) => {
-                    return sender.poll(context, call.scope.send_timeout, &call.scope.input);
+                    if let Poll::Ready(sent) = sender.poll(context, call.scope.send_timeout, &call.scope.input) {
+                        return Poll::Ready(sent);
+                    }
+                    if is_evicted(&mut call.memory, context) {
+                        return Poll::Ready(sender.drop_call());
+                    }
+                    return Poll::Pending;
                 }
             }
         }
     }
+}
+
+/// Reserves the memory of a call that waits, if it has any. Returns whether others need it.
+fn is_evicted(memory: &mut Option<Box<Hold>>, context: &Context<'_>) -> bool {
+    memory.as_mut().is_some_and(|memory| memory.poll_end(context).is_ready())
 }

@@ -62,8 +62,8 @@ impl Input {
         Hold { memory: self.streams.get_or_init(share).reservation(), bytes: CALL_BYTES }
     }
 
-    /// Reserves the memory of a response that waits for its caller.
-    pub(super) fn response(&self, bytes: usize) -> Hold {
+    /// Reserves the memory of a call that waits with so many bytes of data, such as a response.
+    pub(super) fn call(&self, bytes: usize) -> Hold {
         Hold { memory: self.message(), bytes: CALL_BYTES + bytes }
     }
 }

@@ -174,7 +174,7 @@ impl Stream {
                 Ok(()) => {}
                 Err(TrySendError::Closed(_)) => return Ok(false),
                 Err(TrySendError::Full(response)) => {
-                    let memory = memory.get_or_insert_with(|| self.input.response(bytes));
+                    let memory = memory.get_or_insert_with(|| self.input.call(bytes));
                     tokio::select! {
                         sent = self.sender.send(response) => if sent.is_err() { return Ok(false) },
                         error = poll_fn(|context| memory.poll_end(context)) => return Err(dropped(error)),

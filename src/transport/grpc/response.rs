@@ -205,7 +205,7 @@ impl ResponseSender {
             Poll::Pending if self.stream.poll_reset(context).is_ready() => Poll::Ready(Sent::Done),
             Poll::Pending if self.data.is_empty() => Poll::Pending,
             Poll::Pending => {
-                let new = || Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.response(self.data.len()) });
+                let new = || Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.call(self.data.len()) });
                 let wait = self.wait.get_or_insert_with(new);
                 // The body, which is not polled now, can hold a part of a message.
                 let is_evicted = wait.memory.poll_end(context).is_ready() || self.body.poll_evicted(context).is_ready();
