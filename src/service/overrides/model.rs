@@ -375,7 +375,7 @@ fn all_members_get_the_latest_change_and_no_older_one() {
 #[test]
 fn the_changes_of_operators_reach_all_members_whatever_one_lying_member_sends() {
     let is_large = model_checker::is_large();
-    for (members, depth) in [(2, [5, 7]), (3, [4, 5])] {
+    for (members, depth) in [(2, [4, 7]), (3, [3, 5])] {
         let setup = Setup { members, writes: 2, failures: 0, crashes: 0, lies: 2, fault: Fault::None };
         let explored = explore(|| OverrideModel::new(setup), depth[usize::from(is_large)]);
         println!("overrides of {members} members and a liar: {}", explored.unwrap_or_else(|broken| panic!("{broken}")));
