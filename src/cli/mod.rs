@@ -20,10 +20,10 @@ use anyhow::{Context, bail};
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    app,
+    allocator, app,
     rules::{self, Entry, Options},
     service::source::{LoadError, Source},
-    settings::{self, Flags, Settings, envoyproxy::EnvoyproxySettings},
+    settings::{self, Flags, Memory, Settings, envoyproxy::EnvoyproxySettings},
 };
 
 /// Name of the program file with which it reads the environment variables of envoyproxy/ratelimit.
@@ -94,7 +94,7 @@ struct ServeArgs {
     /// Read the environment variables of another service; also enabled if this program is started as `ratelimit`
     #[arg(long, value_name = "SERVICE")]
     compat: Option<Compat>,
-    /// Print the resulting settings without secrets and exit
+    /// Print the resulting settings without secrets and the largest memory that callers can take, and exit
     #[arg(long)]
     print_settings: bool,
 }
@@ -214,9 +214,10 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { rules, store, grpc_addr, http_addr, envoyproxy };
     let settings = Settings::load(config.as_deref(), None, flags)?;
     if print_settings {
-        print!("{}", settings.masked());
+        print!("{}\n{}", settings.masked(), Memory::new(&settings));
         return Ok(ExitCode::SUCCESS);
     }
+    allocator::configure();
     app::run(settings)?;
     Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,7 @@
 pub mod envoyproxy;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod memory;
 mod schema;
 
 use std::{
@@ -19,7 +20,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::envoyproxy::EnvoyproxySettings;
-pub use self::schema::schema;
+pub use self::{memory::Memory, schema::schema};
 use crate::{engine, service, store, telemetry, transport};
 
 /// Prefix of environment variables: `SLUICEGATE__GRPC__ADDR` sets `grpc.addr`.

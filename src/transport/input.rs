@@ -9,25 +9,25 @@ use crate::budget::{Budget, Victim};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Maximum total size in bytes of incomplete input, unread responses and open streams. A quarter is for streams.
+    /// Maximum total size in bytes of incomplete input, unread responses and open streams. Half of it is for streams.
     /// Above the maximum, the oldest input or response is dropped, or a stream of the connection with the most streams.
     pub max_bytes: usize,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Self { max_bytes: 128 << 20 }
+        Self { max_bytes: 64 << 20 }
     }
 }
 
 impl Settings {
     /// Creates the budget for unfinished input and unread responses.
     pub(crate) fn budget(&self) -> Budget {
-        Budget::new("input", self.max_bytes - self.max_bytes / 4, Victim::Oldest)
+        Budget::new("input", self.max_bytes - self.max_bytes / 2, Victim::Oldest)
     }
 
     /// Creates the budget for open streams.
     pub(crate) fn streams(&self) -> Budget {
-        Budget::new("streams", self.max_bytes / 4, Victim::OldestOfLargestShare)
+        Budget::new("streams", self.max_bytes / 2, Victim::OldestOfLargestShare)
     }
 }

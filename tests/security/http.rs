@@ -113,7 +113,7 @@ fn each_kind_of_body_has_a_maximum_size() {
 }
 
 /// Begins HTTP/2 requests whose responses have no window, so that the service cannot send them.
-async fn request_without_window(addr: SocketAddr, path: &str, requests: u32) -> tokio::net::TcpStream {
+pub(super) async fn request_without_window(addr: SocketAddr, path: &str, requests: u32) -> tokio::net::TcpStream {
     let mut stream = tokio::net::TcpStream::connect(addr).await.unwrap();
     let mut bytes = GREETING_WITHOUT_WINDOW.to_vec();
     for request in 0..requests {

@@ -1,6 +1,6 @@
 //! Memory that callers hold: unfinished messages, and responses that they do not read.
 
-use std::convert::Infallible;
+use std::{convert::Infallible, net::SocketAddr};
 
 use bytes::Bytes;
 use http::Request;
@@ -28,10 +28,10 @@ use crate::support::{
 const MAX_BYTES: u64 = 32 << 20;
 const MAX_GROWTH: u64 = 3 * MAX_BYTES;
 
-type Body = UnsyncBoxBody<Bytes, Infallible>;
+pub(super) type Body = UnsyncBoxBody<Bytes, Infallible>;
 
-async fn connect(server: &Server) -> SendRequest<Body> {
-    let stream = TcpStream::connect(server.grpc).await.unwrap();
+pub(super) async fn connect(addr: SocketAddr) -> SendRequest<Body> {
+    let stream = TcpStream::connect(addr).await.unwrap();
     stream.set_nodelay(true).unwrap();
     let handshake = Builder::new(TokioExecutor::new()).handshake(TokioIo::new(stream));
     let (sender, connection) = handshake.await.unwrap();
@@ -40,7 +40,7 @@ async fn connect(server: &Server) -> SendRequest<Body> {
 }
 
 /// Returns a call that announces a message of `size` bytes and sends all but the last one.
-fn unfinished(path: &str, size: usize) -> Request<Body> {
+pub(super) fn unfinished(path: &str, size: usize) -> Request<Body> {
     let mut head = vec![0];
     head.extend_from_slice(&u32::try_from(size).unwrap().to_be_bytes());
     let rest = vec![0; size - 1];
@@ -71,7 +71,7 @@ async fn unfinished_messages_have_a_maximum_and_keep_nobody_out() {
         let former = evicted();
         let mut attack = JoinSet::new();
         for _ in 0..3 {
-            let sender = connect(&server).await;
+            let sender = connect(server.grpc).await;
             for _ in 0..60 {
                 let mut sender = sender.clone();
                 attack.spawn(async move {
@@ -97,30 +97,31 @@ async fn unfinished_messages_have_a_maximum_and_keep_nobody_out() {
 async fn responses_that_nobody_reads_have_a_maximum() {
     let server = Server::builder().set("input.max_bytes", &MAX_BYTES.to_string()).start();
     let before = server.resident_memory();
-    let message = frame(&request_for("example", &[("user", "x")]).into_message().encode_to_vec());
-    let mut silent = Vec::new();
-    for _ in 0..50 {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_recv_buffer_size(4_096).unwrap();
-        let mut stream = socket.connect(server.grpc).await.unwrap();
-        let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        // Windows of the maximum size.
-        bytes.extend(http2_frame(4, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]));
-        bytes.extend(http2_frame(8, 0, 0, &0x7fff_0000_u32.to_be_bytes()));
-        for number in 0..900 {
-            let id = 2 * number + 1;
-            bytes.extend(http2_frame(1, 4, id, &call_headers(METHOD)));
-            bytes.extend(http2_frame(0, 1, id, &message));
-        }
-        silent.push(tokio::spawn(async move {
-            // Blocks when the service does not read any more.
-            let _ = stream.write_all(&bytes).await;
-            std::future::pending::<()>().await;
-        }));
-    }
+    let silent: Vec<_> = (0..50).map(|_| tokio::spawn(call_without_reading(server.grpc))).collect();
     let decided = || server.metric("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}");
     wait_for("calls of all connections to be decided", || (decided() > 5_000.0).then_some(()));
     assert_is_well(&server, 200).await;
     let growth = server.resident_memory().saturating_sub(before);
     assert!(growth < MAX_GROWTH, "{growth} bytes");
+    drop(silent);
+}
+
+/// Sends calls on one connection until the service does not read any more, and never reads.
+pub(super) async fn call_without_reading(addr: SocketAddr) {
+    let message = frame(&request_for("example", &[("user", "x")]).into_message().encode_to_vec());
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4_096).unwrap();
+    let mut stream = socket.connect(addr).await.unwrap();
+    let mut bytes = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
+    // Windows of the maximum size.
+    bytes.extend(http2_frame(4, 0, 0, &[0, 4, 0x7f, 0xff, 0xff, 0xff]));
+    bytes.extend(http2_frame(8, 0, 0, &0x7fff_0000_u32.to_be_bytes()));
+    for number in 0..900 {
+        let id = 2 * number + 1;
+        bytes.extend(http2_frame(1, 4, id, &call_headers(METHOD)));
+        bytes.extend(http2_frame(0, 1, id, &message));
+    }
+    // The service may close the connection.
+    let _ = stream.write_all(&bytes).await;
+    std::future::pending::<()>().await;
 }

@@ -24,6 +24,8 @@ mod process;
 mod redis_injection;
 /// Secrets in logs, pages, error messages and printed settings.
 mod secrets;
+/// All attacks on the memory together, beside an honest caller.
+mod strangers;
 /// The profile of system calls in deploy/container.
 mod system_calls;
 /// The table of SECURITY.md.

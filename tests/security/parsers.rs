@@ -9,7 +9,7 @@ const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { uni
 const MAX_GROWTH: u64 = 150 << 20;
 
 /// Returns lists of ten aliases each to the list before: ten to the power of 16 values in 400 bytes.
-fn nested_aliases() -> String {
+pub(super) fn nested_aliases() -> String {
     let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
     for level in 1..16 {
         text += &format!("a{level}: &a{level} [{}]\n", format!("*a{}, ", level - 1).repeat(10));
@@ -18,7 +18,7 @@ fn nested_aliases() -> String {
 }
 
 /// Returns a list of aliases to one long text.
-fn long_aliases() -> String {
+pub(super) fn long_aliases() -> String {
     format!("a: &a {}\nb: [{}]\n", "x".repeat(20_000), "*a, ".repeat(10_000))
 }
 

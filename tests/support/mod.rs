@@ -7,6 +7,7 @@ pub(crate) mod disk;
 pub(crate) mod envoy;
 pub(crate) mod http2_frames;
 mod known_fields;
+pub(crate) mod memory_group;
 pub(crate) mod network;
 pub(crate) mod operator;
 pub(crate) mod proxy;

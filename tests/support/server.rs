@@ -86,8 +86,17 @@ impl Server {
 
     /// Returns the resident memory in bytes.
     pub(crate) fn resident_memory(&self) -> u64 {
+        self.memory("VmRSS:")
+    }
+
+    /// Returns the largest resident memory since the start in bytes.
+    pub(crate) fn peak_memory(&self) -> u64 {
+        self.memory("VmHWM:")
+    }
+
+    fn memory(&self, name: &str) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap();
         line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
     }
 
@@ -224,7 +233,8 @@ pub(crate) fn command() -> Command {
     command
 }
 
-fn env_name(key: &str) -> String {
+/// Returns the environment variable of a setting.
+pub(crate) fn env_name(key: &str) -> String {
     format!("SLUICEGATE__{}", key.to_uppercase().replace('.', "__"))
 }
 

@@ -312,6 +312,18 @@ async fn resets_above_the_maximum_close_the_connection_with_a_reason() {
 }
 
 #[tokio::test]
+async fn headers_that_are_not_finished_end_the_connection() {
+    let server = Server::builder().start();
+    let mut frames = Frames::connect(&server).await;
+    assert!(frames.send(&frame(HEADERS, 0, 1, &call_headers(METHOD))).await);
+    wait_for("the headers to be counted", || (server.metric("sluicegate_input_bytes") > 0.0).then_some(()));
+    frames.rest().await;
+    assert_eq!(server.metric("sluicegate_caller_errors_total{kind=\"stalled\"}"), 1.0);
+    wait_for("the memory to be free", || (server.metric("sluicegate_input_bytes") == 0.0).then_some(()));
+    assert!(is_served(&server).await);
+}
+
+#[tokio::test]
 async fn callers_with_http_1_receive_an_error_that_names_the_reason() {
     let server = Server::builder().start();
     for request in ["GET /metrics HTTP/1.1\r\nhost: x\r\n\r\n", "POST /json HTTP/1.1\r\ncontent-length: 9\r\n\r\n{"] {

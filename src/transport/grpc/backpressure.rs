@@ -1,38 +1,75 @@
-//! [`Backpressure`]: a connection from which nothing is read while its caller does not read.
+//! [`Backpressure`]: a connection that is read no faster than its calls are decided and its responses are read.
 //!
-//! Otherwise a caller that sends calls and never reads its socket would make the connection store their responses, which
-//! flow control of HTTP/2 does not prevent: the caller can announce windows of any size.
+//! Otherwise a caller could make the crate `h2` store what no budget counts:
+//!
+//! - responses, by never reading its socket. Flow control of HTTP/2 does not prevent this: the caller can announce
+//!   windows of any size.
+//! - the headers of calls that are not accepted yet, which decompress to a hundred times their size.
 
 use std::{
     io::{self, IoSlice},
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// A stream that is read only while it can be written.
+use super::header_blocks::HeaderBlocks;
+
+/// Number of bytes after which a connection is not read before the calls in them were accepted. More than a batch of
+/// usual calls.
+const MAX_READ_BYTES: usize = 8 * 1024;
+
+/// A stream that is read only while it can be written, and in parts.
 pub(super) struct Backpressure<S> {
     stream: S,
-    is_blocked: Arc<AtomicBool>,
+    blocks: HeaderBlocks,
+    state: Arc<State>,
+}
+
+/// The state of a stream that the calls of its connection depend on.
+#[derive(Default)]
+pub(super) struct State {
+    is_blocked: AtomicBool,
+    read_bytes: AtomicUsize,
+    unfinished_head_bytes: AtomicUsize,
+}
+
+impl State {
+    /// Returns whether data waits for the caller to read.
+    pub(super) fn is_blocked(&self) -> bool {
+        self.is_blocked.load(Relaxed)
+    }
+
+    /// Returns the compressed size of the headers of which a part has not arrived.
+    pub(super) fn unfinished_head_bytes(&self) -> usize {
+        self.unfinished_head_bytes.load(Relaxed)
+    }
+
+    /// Permits to read the next part, because all calls that were read are accepted.
+    pub(super) fn read_on(&self, context: &Context<'_>) {
+        if self.read_bytes.swap(0, Relaxed) >= MAX_READ_BYTES {
+            // Reading was refused without a wake-up.
+            context.waker().wake_by_ref();
+        }
+    }
 }
 
 impl<S> Backpressure<S> {
-    /// Wraps a stream. The flag is true while data waits for the caller to read.
-    pub(super) fn new(stream: S) -> (Self, Arc<AtomicBool>) {
-        let is_blocked = Arc::new(AtomicBool::new(false));
-        (Self { stream, is_blocked: Arc::clone(&is_blocked) }, is_blocked)
+    pub(super) fn new(stream: S) -> (Self, Arc<State>) {
+        let state = Arc::new(State::default());
+        (Self { stream, blocks: HeaderBlocks::new(), state: Arc::clone(&state) }, state)
     }
 
     fn record<T>(&self, written: Poll<T>, context: &Context<'_>) -> Poll<T> {
         if written.is_pending() {
-            self.is_blocked.store(true, Relaxed);
-        } else if self.is_blocked.load(Relaxed) {
-            self.is_blocked.store(false, Relaxed);
+            self.state.is_blocked.store(true, Relaxed);
+        } else if self.state.is_blocked() {
+            self.state.is_blocked.store(false, Relaxed);
             // Reading was refused without a wake-up.
             context.waker().wake_by_ref();
         }
@@ -46,10 +83,18 @@ impl<S: AsyncRead + Unpin> AsyncRead for Backpressure<S> {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.is_blocked.load(Relaxed) {
+        let this = &mut *self;
+        let read_bytes = this.state.read_bytes.load(Relaxed);
+        if read_bytes >= MAX_READ_BYTES || this.state.is_blocked() {
             return Poll::Pending;
         }
-        Pin::new(&mut self.stream).poll_read(context, buffer)
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        let bytes = &buffer.filled()[before..];
+        this.blocks.read(bytes);
+        this.state.read_bytes.store(read_bytes + bytes.len(), Relaxed);
+        this.state.unfinished_head_bytes.store(this.blocks.unfinished_bytes(), Relaxed);
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -83,6 +128,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Backpressure<S> {
 
 #[cfg(test)]
 mod tests {
+    use std::task::Waker;
+
     use futures_util::FutureExt;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
 
@@ -91,16 +138,28 @@ mod tests {
     #[tokio::test]
     async fn nothing_is_read_while_data_waits_for_the_caller() {
         let (stream, mut caller) = duplex(4);
-        let (mut stream, is_blocked) = Backpressure::new(stream);
+        let (mut stream, state) = Backpressure::new(stream);
         caller.write_all(b"call").await.unwrap();
         assert_eq!(stream.read_u8().await.unwrap(), b'c');
         assert!(stream.write_all(b"response").now_or_never().is_none(), "the caller does not read");
-        assert!(is_blocked.load(Relaxed));
+        assert!(state.is_blocked());
         assert!(stream.read_u8().now_or_never().is_none(), "although there is data");
         let mut read = [0; 4];
         caller.read_exact(&mut read).await.unwrap();
         stream.write_all(b"!").await.unwrap();
-        assert!(!is_blocked.load(Relaxed));
+        assert!(!state.is_blocked());
         assert_eq!(stream.read_u8().await.unwrap(), b'a');
+    }
+
+    #[tokio::test]
+    async fn the_next_part_is_read_after_the_calls_of_the_last_one_were_accepted() {
+        let (stream, mut caller) = duplex(3 * MAX_READ_BYTES);
+        let (mut stream, state) = Backpressure::new(stream);
+        caller.write_all(&vec![0; 2 * MAX_READ_BYTES]).await.unwrap();
+        let mut part = vec![0; MAX_READ_BYTES];
+        stream.read_exact(&mut part).await.unwrap();
+        assert!(stream.read_u8().now_or_never().is_none(), "although there is data");
+        state.read_on(&Context::from_waker(Waker::noop()));
+        assert_eq!(stream.read_u8().await.unwrap(), 0);
     }
 }

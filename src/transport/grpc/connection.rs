@@ -197,7 +197,7 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     errors: &Arc<CallerErrors>,
     budgets: Budgets,
 ) -> Result<(Http2<Backpressure<S>>, KeepAlive), h2::Error> {
-    let (stream, is_blocked) = Backpressure::new(stream);
+    let (stream, state) = Backpressure::new(stream);
     let mut builder = Builder::new();
     builder
         .initial_window_size(WINDOW_BYTES)
@@ -213,7 +213,7 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     let keep_alive = KeepAlive::new(pings, settings.keepalive_interval, settings.keepalive_timeout);
     let (errors, input) = (Arc::clone(errors), Arc::new(Input::new(budgets)));
     let scope = ConnectionScope { errors, input, send_timeout: settings.send_timeout };
-    Ok((Http2::new(connection, handler, scope, is_blocked), keep_alive))
+    Ok((Http2::new(connection, handler, scope, state), keep_alive))
 }
 
 /// Waits until the server shuts down.

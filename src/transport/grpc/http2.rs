@@ -6,10 +6,7 @@
 
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -21,12 +18,13 @@ use smallvec::SmallVec;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     sync::watch,
-    time::Instant,
+    time::{Instant, Sleep, sleep},
 };
 
 use super::{
-    CallerErrors, Handler,
-    input::{CALL_BYTES, Hold, Input},
+    CallerErrors, Handler, RequestError, backpressure,
+    input::{CALL_BYTES, Hold, Input, STALL_TIMEOUT, TONIC_CALL_BYTES},
+    message::dropped,
     request_body::RequestBody,
     response::{Response, ResponseSender, Sent},
     service::{Decided, ResponseFuture},
@@ -34,6 +32,9 @@ use super::{
 
 /// Maximum number of calls that are accepted before their responses are sent and other connections have their turn.
 const MAX_BATCH: usize = 32;
+
+/// Memory in bytes of the largest headers of a call, with the shortest names and values.
+const MAX_HEAD_MEMORY: usize = 400 * 1024;
 
 /// The calls of a batch that are answered, with the streams for their responses.
 type ReadyCalls = SmallVec<[(SendResponse<Bytes>, Response); MAX_BATCH]>;
@@ -50,10 +51,11 @@ pub(super) struct Http2<S> {
     connection: Connection<S, Bytes>,
     handler: Arc<Handler>,
     scope: Arc<ConnectionScope>,
-    /// True while the caller does not read.
-    is_blocked: Arc<AtomicBool>,
+    stream: Arc<backpressure::State>,
     /// The memory of responses since the caller does not read.
     unsent: Option<Box<Hold>>,
+    /// The headers of which a part has not arrived.
+    unfinished_head: Option<Box<UnfinishedHead>>,
     /// Becomes true when the connection is to be closed. Streams, which would keep it open, then end.
     leaving: watch::Sender<bool>,
     /// The calls that cannot be answered yet.
@@ -66,12 +68,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         connection: Connection<S, Bytes>,
         handler: Arc<Handler>,
         scope: ConnectionScope,
-        is_blocked: Arc<AtomicBool>,
+        stream: Arc<backpressure::State>,
     ) -> Self {
         let (leaving, _) = watch::channel(false);
         let (waiting, last_call) = (FuturesUnordered::new(), Instant::now());
         let scope = Arc::new(scope);
-        Self { connection, handler, scope, is_blocked, unsent: None, leaving, waiting, last_call }
+        let (unsent, unfinished_head) = (None, None);
+        Self { connection, handler, scope, stream, unsent, unfinished_head, leaving, waiting, last_call }
     }
 
     /// Returns the time at which the last call arrived.
@@ -115,7 +118,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         answered += ready.len();
         for (mut respond, response) in ready {
             response.record(&self.scope.errors);
-            let memory = response.is_stream().then(|| Box::new(self.scope.input.stream()));
+            let memory = response.stream_bytes().map(|bytes| Box::new(self.scope.input.stream(bytes)));
             if let Some(sender) = response.send(&mut respond) {
                 let state = CallState::Sending(sender);
                 self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
@@ -130,25 +133,53 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
             self.abort(context);
             return Poll::Ready(Ok(()));
         }
+        if let Poll::Ready(error) = self.poll_unfinished_head(context) {
+            self.scope.errors.record(&error);
+            self.abort(context);
+            return Poll::Ready(Ok(()));
+        }
         // The connection wakes this task when a response is queued.
         accepted
     }
 
     /// Reserves the memory of responses that the caller does not read. Completes if others need it.
     fn poll_unsent(&mut self, answered: usize, context: &Context<'_>) -> Poll<()> {
-        if !self.is_blocked.load(Relaxed) {
+        if !self.stream.is_blocked() {
             self.unsent = None;
             return Poll::Pending;
         }
-        let unsent = self.unsent.get_or_insert_with(|| Box::new(self.scope.input.call(0)));
+        let unsent = self.unsent.get_or_insert_with(|| Box::new(self.scope.input.call(CALL_BYTES)));
         unsent.add(answered * CALL_BYTES);
         unsent.poll_end(context).map(drop)
+    }
+
+    /// Reserves the memory of headers that are not complete. Completes if others need it, or if the rest does not arrive.
+    fn poll_unfinished_head(&mut self, context: &mut Context<'_>) -> Poll<RequestError> {
+        let compressed = self.stream.unfinished_head_bytes();
+        if compressed == 0 {
+            self.unfinished_head = None;
+            return Poll::Pending;
+        }
+        let input = &self.scope.input;
+        let new =
+            || Box::new(UnfinishedHead { memory: input.call(MAX_HEAD_MEMORY), end: Box::pin(sleep(STALL_TIMEOUT)) });
+        let head = self.unfinished_head.get_or_insert_with(new);
+        if let Poll::Ready(error) = head.memory.poll_end(context) {
+            return Poll::Ready(dropped(error));
+        }
+        ready!(head.end.as_mut().poll(context));
+        let seconds = STALL_TIMEOUT.as_secs();
+        Poll::Ready(RequestError::stalled(format!("the headers of a call were not complete after {seconds} s")))
     }
 
     /// Accepts the calls that have arrived, and decides those that need not wait. Sends what is queued.
     fn accept(&mut self, ready: &mut ReadyCalls, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         for _ in 0..MAX_BATCH {
-            let Some(accepted) = ready!(self.connection.poll_accept(context)) else {
+            let Poll::Ready(accepted) = self.connection.poll_accept(context) else {
+                self.stream.read_on(context);
+                return Poll::Pending;
+            };
+            let Some(accepted) = accepted else {
                 return Poll::Ready(Ok(()));
             };
             let (request, respond) = accepted?;
@@ -160,7 +191,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
                 }
                 Decided::ByTonic(future) => {
                     let state = CallState::Deciding { respond, future };
-                    let memory = Some(Box::new(self.scope.input.call(0)));
+                    let memory = Some(Box::new(self.scope.input.call(TONIC_CALL_BYTES)));
                     self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
                 }
             }
@@ -180,6 +211,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         }
         ended
     }
+}
+
+/// The memory of headers that are not complete, and the time for their rest.
+struct UnfinishedHead {
+    memory: Hold,
+    end: Pin<Box<Sleep>>,
 }
 
 /// A call that waits: for the rest of its request, for its decision, or for the caller to read its response.
@@ -203,6 +240,9 @@ impl Future for WaitingCall {
         loop {
             match &mut call.state {
                 CallState::Deciding { respond, future } => {
+                    if !has_begun(&mut call.memory, context) {
+                        return respond.poll_reset(context).map(|_| Sent::Done);
+                    }
                     let Poll::Ready(response) = future.as_mut().poll(context) else {
                         if is_evicted(&mut call.memory, context) {
                             respond.send_reset(h2::Reason::ENHANCE_YOUR_CALM);
@@ -212,7 +252,7 @@ impl Future for WaitingCall {
                         return respond.poll_reset(context).map(|_| Sent::Done);
                     };
                     response.record(&call.scope.errors);
-                    call.memory = response.is_stream().then(|| Box::new(call.scope.input.stream()));
+                    call.memory = response.stream_bytes().map(|bytes| Box::new(call.scope.input.stream(bytes)));
                     let Some(sender) = response.send(respond) else {
                         return Poll::Ready(Sent::Done);
                     };
@@ -230,6 +270,11 @@ impl Future for WaitingCall {
             }
         }
     }
+}
+
+/// Returns whether the memory of a call, if it needs any, is reserved. A call that is to be dropped has begun.
+fn has_begun(memory: &mut Option<Box<Hold>>, context: &Context<'_>) -> bool {
+    memory.as_mut().is_none_or(|memory| memory.poll_begin(context).is_ready())
 }
 
 /// Reserves the memory of a call that waits, if it has any. Returns whether others need it.

@@ -11,6 +11,8 @@ use crate::budget::{Budget, Exhausted, Reservation};
 
 /// Memory of a call that waits, besides its message, in bytes: its stream in h2, its future and its headers.
 pub(super) const CALL_BYTES: usize = 4 * 1024;
+/// Memory of a call to one of tonic's services, besides its message, in bytes.
+pub(super) const TONIC_CALL_BYTES: usize = 12 * 1024;
 /// Time without further bytes after which an unfinished message is dropped.
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum total size of the messages of a call to one of tonic's services.
@@ -55,16 +57,16 @@ impl Input {
         self.messages.get_or_init(|| messages.share("connection", *connection_bytes)).reservation()
     }
 
-    /// Reserves the memory of a call that may last, such as a stream.
-    pub(super) fn stream(&self) -> Hold {
+    /// Reserves so many bytes for a call that may last, such as a stream.
+    pub(super) fn stream(&self, bytes: usize) -> Hold {
         let streams = &self.budgets.streams;
         let share = || streams.share("streams of a connection", MAX_STREAMS * CALL_BYTES);
-        Hold { memory: self.streams.get_or_init(share).reservation(), bytes: CALL_BYTES }
+        Hold { memory: self.streams.get_or_init(share).reservation(), bytes }
     }
 
-    /// Reserves the memory of a call that waits with so many bytes of data, such as a response.
+    /// Reserves so many bytes for a call that waits.
     pub(super) fn call(&self, bytes: usize) -> Hold {
-        Hold { memory: self.message(), bytes: CALL_BYTES + bytes }
+        Hold { memory: self.message(), bytes }
     }
 }
 
@@ -79,6 +81,14 @@ impl Hold {
     /// Adds bytes to those that are to be reserved.
     pub(super) fn add(&mut self, bytes: usize) {
         self.bytes += bytes;
+    }
+
+    /// Waits until the memory is reserved. Completes with an error if it is needed for others.
+    pub(super) fn poll_begin(&mut self, context: &Context<'_>) -> Poll<Result<(), Exhausted>> {
+        match self.bytes.saturating_sub(self.memory.bytes()) {
+            0 => Poll::Ready(Ok(())),
+            more => self.memory.poll_grow(more, context),
+        }
     }
 
     /// Reserves the memory, and completes if it is to be freed.

@@ -15,6 +15,7 @@ mod exact;
 mod feedback;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod header_blocks;
 mod headers;
 mod http2;
 mod input;

@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     CallerErrors, Limits, RequestError,
-    input::Input,
+    input::{CALL_BYTES, Input},
     message::{Messages, PREFIX, dropped, with_prefix},
     request_body::RequestBody,
     texts::text_of,
@@ -174,7 +174,7 @@ impl Stream {
                 Ok(()) => {}
                 Err(TrySendError::Closed(_)) => return Ok(false),
                 Err(TrySendError::Full(response)) => {
-                    let memory = memory.get_or_insert_with(|| self.input.call(bytes));
+                    let memory = memory.get_or_insert_with(|| self.input.call(CALL_BYTES + bytes));
                     tokio::select! {
                         sent = self.sender.send(response) => if sent.is_err() { return Ok(false) },
                         error = poll_fn(|context| memory.poll_end(context)) => return Err(dropped(error)),

@@ -17,7 +17,7 @@ use tokio::{
 
 use super::{
     CallerErrors, RequestError,
-    input::{Hold, Input},
+    input::{CALL_BYTES, Hold, Input, TONIC_CALL_BYTES},
     message::{trailers, write_status},
     stream::ResponseStream,
 };
@@ -45,9 +45,13 @@ pub(super) enum Response {
 }
 
 impl Response {
-    /// Returns whether the response may last as long as the caller likes.
-    pub(super) const fn is_stream(&self) -> bool {
-        matches!(self, Self::Stream(_) | Self::Messages(_) | Self::Tonic(_))
+    /// Returns the memory of a response that may last as long as the caller likes, in bytes.
+    pub(super) const fn stream_bytes(&self) -> Option<usize> {
+        match self {
+            Self::Stream(_) | Self::Messages(_) => Some(CALL_BYTES),
+            Self::Tonic(_) => Some(TONIC_CALL_BYTES),
+            Self::Message { .. } | Self::Error(_) => None,
+        }
     }
 
     /// Counts the response if it is an error of its caller.
@@ -205,7 +209,9 @@ impl ResponseSender {
             Poll::Pending if self.stream.poll_reset(context).is_ready() => Poll::Ready(Sent::Done),
             Poll::Pending if self.data.is_empty() => Poll::Pending,
             Poll::Pending => {
-                let new = || Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.call(self.data.len()) });
+                let new = || {
+                    Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.call(CALL_BYTES + self.data.len()) })
+                };
                 let wait = self.wait.get_or_insert_with(new);
                 // The body, which is not polled now, can hold a part of a message.
                 let is_evicted = wait.memory.poll_end(context).is_ready() || self.body.poll_evicted(context).is_ready();

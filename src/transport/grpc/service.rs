@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt};
-use http::{Request, header::CONTENT_TYPE};
+use http::{HeaderValue, Request, header::CONTENT_TYPE};
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     envoy::service::{rate_limit_quota::v3::rate_limit_quota_service_server, ratelimit::v3::rate_limit_service_server},
@@ -47,6 +47,11 @@ const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
 /// Path of the method with quotas, which does not use tonic either.
 const STREAM_QUOTAS: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
+
+/// The headers that tonic reads.
+const TONIC_HEADERS: [&str; 5] = ["content-type", "te", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout"];
+/// Maximum size of one of these headers, in bytes.
+const MAX_TONIC_HEADER_BYTES: usize = 256;
 
 /// A method that does not use tonic.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -173,15 +178,32 @@ impl Handler {
 
     fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Decided {
         let mut tonic_services = self.tonic_services.clone();
-        let memory = input.message();
+        let request = for_tonic(request, input);
         Decided::ByTonic(Box::pin(async move {
-            let request = request.map(|body| tonic::body::Body::new(TonicBody::new(body, memory)));
             match tonic_services.call(request).await {
                 Ok(response) => Response::Tonic(Box::new(response)),
                 Err(never) => match never {},
             }
         }))
     }
+}
+
+/// Returns a request with copies of what tonic reads. All else, and the frames of the headers, would occupy memory while
+/// the call waits.
+fn for_tonic(request: Request<RequestBody>, input: &Input) -> Request<tonic::body::Body> {
+    let (head, body) = request.into_parts();
+    let mut read = Request::new(tonic::body::Body::new(TonicBody::new(body, input.message())));
+    *read.method_mut() = head.method;
+    *read.version_mut() = head.version;
+    // A path is always valid without its query.
+    *read.uri_mut() = head.uri.path().parse().unwrap_or_default();
+    for name in TONIC_HEADERS {
+        let value = head.headers.get(name).filter(|value| value.len() <= MAX_TONIC_HEADER_BYTES);
+        if let Some(Ok(copy)) = value.map(|value| HeaderValue::from_bytes(value.as_bytes())) {
+            read.headers_mut().insert(name, copy);
+        }
+    }
+    read
 }
 
 /// Checks the method and the content type of a call.

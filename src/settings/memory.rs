@@ -1,0 +1,166 @@
+//! [`Memory`]: the largest memory that callers can make the process hold, as it follows from the settings.
+//!
+//! The sizes of entries were measured, with the longest names that callers can choose. Tests attack a service that has no
+//! more memory than the sum.
+
+use std::{fmt, thread};
+
+use super::Settings;
+
+const MB: u64 = 1_000_000;
+/// The process without callers, with the examples as rules.
+const IDLE_BYTES: u64 = 30 * MB;
+/// Memory for each byte of `input.max_bytes`: the allocator rounds sizes up, and returns what was freed later.
+const BYTES_PER_INPUT_BYTE: u64 = 2;
+const COUNTER_BYTES: u64 = 45;
+/// A quota bucket and the part of its name that counts as one bucket.
+const BUCKET_BYTES: u64 = 800;
+const CACHED_DENIAL_BYTES: u64 = 360;
+const LEASE_BYTES: u64 = 500;
+const EVENTUAL_COUNTER_BYTES: u64 = 400;
+/// The entities that one worker ranks by requested and by denied hits: 500 in each of 5 minutes.
+const RANKED_ENTITIES: u64 = 2 * 5 * 500;
+/// A ranked entity with the longest name.
+const RANKED_ENTITY_BYTES: u64 = 4_096 + 250;
+/// A series with a value of a caller.
+const SERIES_BYTES: u64 = 1_500;
+/// The last hour, events and viewers of the console, and the text that one simulation reads and expands.
+const CONSOLE_BYTES: u64 = 50 * MB;
+/// A gRPC connection whose caller sends as much as it can: 64 KiB of unread data, frames that were just read, and the state
+/// of calls that arrived together. An idle one has 22 KB.
+const GRPC_CONNECTION_BYTES: u64 = 250_000;
+/// A connection to an HTTP listener with the largest heads.
+const HTTP_CONNECTION_BYTES: u64 = 100_000;
+/// Connections, unfinished messages, copies, overrides and the hits of members, apart from their counters.
+const MEMBERS_BYTES: u64 = 450 * MB;
+/// What the exchange with members has for a counter.
+const EXCHANGED_COUNTER_BYTES: u64 = 4;
+
+/// The largest memory that callers can make the process hold.
+pub struct Memory {
+    parts: Vec<Part>,
+}
+
+struct Part {
+    bytes: u64,
+    description: String,
+}
+
+impl Memory {
+    /// Computes the parts from settings.
+    #[must_use]
+    pub fn new(settings: &Settings) -> Self {
+        let mut memory = Self { parts: Vec::new() };
+        memory.add_fixed(settings);
+        memory.add_counters(settings);
+        memory.add_connections(settings);
+        memory
+    }
+
+    /// Returns the sum of all parts in bytes.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        self.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
+    }
+
+    fn add(&mut self, count: u64, bytes: u64, description: impl Into<String>) {
+        self.parts.push(Part { bytes: count.saturating_mul(bytes), description: description.into() });
+    }
+
+    /// Adds what depends neither on counters nor on connections.
+    fn add_fixed(&mut self, settings: &Settings) {
+        let workers = match settings.workers {
+            0 => thread::available_parallelism().map_or(1, usize::from),
+            workers => workers,
+        };
+        self.add(1, IDLE_BYTES, "the process without callers");
+        let input = settings.input.max_bytes as u64;
+        self.add(input, BYTES_PER_INPUT_BYTE, "unfinished input, unread responses and streams: input.max_bytes");
+        let ranked = RANKED_ENTITIES * RANKED_ENTITY_BYTES;
+        self.add(workers as u64, ranked, format!("top entities of {workers} workers: workers"));
+        let series = settings.telemetry.max_dynamic_series as u64;
+        self.add(series, SERIES_BYTES, "series with values of callers: telemetry.max_dynamic_series");
+        if settings.console.enabled {
+            self.add(1, CONSOLE_BYTES, "the console and simulations: console.enabled");
+        }
+        if !settings.cluster.peers.is_empty() {
+            self.add(1, MEMBERS_BYTES, "the exchange with members: cluster.peers");
+        }
+    }
+
+    fn add_counters(&mut self, settings: &Settings) {
+        let is_exchanged = !settings.cluster.peers.is_empty();
+        let counter = COUNTER_BYTES + if is_exchanged { EXCHANGED_COUNTER_BYTES } else { 0 };
+        self.add(settings.memory.max_counters as u64, counter, "counters in memory: memory.max_counters");
+        self.add(settings.quotas.max_buckets as u64, BUCKET_BYTES, "quota buckets: quotas.max_buckets");
+        if settings.store == "memory" && settings.per_second.store.is_none() {
+            return;
+        }
+        let denials = settings.deny_cache.max_entries as u64;
+        self.add(denials, CACHED_DENIAL_BYTES, "cached denials: deny_cache.max_entries");
+        self.add(settings.lease.max_counters as u64, LEASE_BYTES, "leases: lease.max_counters");
+        let eventual = settings.eventual.max_counters as u64;
+        self.add(eventual, EVENTUAL_COUNTER_BYTES, "eventual counters: eventual.max_counters");
+    }
+
+    fn add_connections(&mut self, settings: &Settings) {
+        let grpc = settings.grpc.max_connections as u64;
+        let description = format!("gRPC connections, {} KB each: grpc.max_connections", GRPC_CONNECTION_BYTES / 1_000);
+        self.add(grpc, GRPC_CONNECTION_BYTES, description);
+        let listeners =
+            1 + u64::from(settings.http.debug_addr.is_some()) + u64::from(settings.http.metrics_addr.is_some());
+        let mut http = listeners * settings.http.max_connections as u64;
+        if settings.admin.addr.is_some() {
+            http += settings.admin.max_connections as u64;
+        }
+        let description = format!(
+            "HTTP connections, {} KB each: http.max_connections, admin.max_connections",
+            HTTP_CONNECTION_BYTES / 1_000
+        );
+        self.add(http, HTTP_CONNECTION_BYTES, description);
+    }
+}
+
+/// Writes the parts as comments of a settings file.
+impl fmt::Display for Memory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(
+            f,
+            "# The largest memory that callers can make this process hold, beside the rules and the overrides,"
+        )?;
+        writeln!(f, "# in megabytes, with the setting that each part follows from:")?;
+        for part in &self.parts {
+            writeln!(f, "# {:>6} {}", part.bytes.div_ceil(MB), part.description)?;
+        }
+        writeln!(f, "# {:>6} in total", self.total_bytes().div_ceil(MB))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_is_at_most_256_megabytes_beside_counters_and_connections() {
+        let settings = Settings { workers: 2, ..Settings::default() };
+        let mut memory = Memory { parts: Vec::new() };
+        memory.add_fixed(&settings);
+        assert!(memory.total_bytes() - IDLE_BYTES <= 256 * MB, "{memory}");
+    }
+
+    #[test]
+    fn parts_follow_from_the_settings() {
+        let mut settings = Settings { workers: 1, ..Settings::default() };
+        settings.memory.max_counters = 2 * 1_000_000;
+        let text = Memory::new(&settings).to_string();
+        assert!(text.contains("#     90 counters in memory: memory.max_counters\n"), "{text}");
+        assert!(!text.contains("leases") && !text.contains("cluster.peers"), "{text}");
+        let before = Memory::new(&settings).total_bytes();
+        settings.grpc.max_connections += 4;
+        assert_eq!(Memory::new(&settings).total_bytes() - before, 4 * GRPC_CONNECTION_BYTES);
+        settings.store = "redis://localhost".into();
+        settings.cluster.peers = vec!["member:8083".into()];
+        let text = Memory::new(&settings).to_string();
+        assert!(text.contains("leases: lease.max_counters") && text.contains("cluster.peers"), "{text}");
+    }
+}

@@ -1,0 +1,101 @@
+//! [`HeaderBlocks`]: finds the headers of calls that a caller has begun and not finished.
+//!
+//! The crate `h2` decodes headers as their frames arrive, and neither reports nor limits how long it keeps those of which
+//! the last frame is missing.
+
+/// Size of the preface of a connection in bytes (RFC 9113, section 3.4).
+const PREFACE_BYTES: usize = 24;
+/// Size of the head of a frame in bytes (RFC 9113, section 4.1).
+const FRAME_HEAD_BYTES: usize = 9;
+const HEADERS: u8 = 1;
+const CONTINUATION: u8 = 9;
+/// The flag of the last frame of a header block.
+const END_HEADERS: u8 = 4;
+
+/// The position in the frames that a caller sends.
+pub(super) struct HeaderBlocks {
+    head: [u8; FRAME_HEAD_BYTES],
+    /// Number of bytes of `head` that have arrived.
+    received: usize,
+    /// Number of bytes of the current payload that have not arrived.
+    rest: usize,
+    unfinished_bytes: usize,
+}
+
+impl HeaderBlocks {
+    /// Starts before the preface of a connection.
+    pub(super) const fn new() -> Self {
+        Self { head: [0; FRAME_HEAD_BYTES], received: 0, rest: PREFACE_BYTES, unfinished_bytes: 0 }
+    }
+
+    /// Returns the size of the header block of which the last frame has not arrived, or 0.
+    pub(super) const fn unfinished_bytes(&self) -> usize {
+        self.unfinished_bytes
+    }
+
+    /// Reads the next bytes of the connection.
+    pub(super) fn read(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let skipped = self.rest.min(bytes.len());
+            self.rest -= skipped;
+            bytes = &bytes[skipped..];
+            let copied = bytes.len().min(FRAME_HEAD_BYTES - self.received);
+            self.head[self.received..self.received + copied].copy_from_slice(&bytes[..copied]);
+            self.received += copied;
+            bytes = &bytes[copied..];
+            if self.received == FRAME_HEAD_BYTES {
+                self.received = 0;
+                self.begin_frame();
+            }
+        }
+    }
+
+    fn begin_frame(&mut self) {
+        let [a, b, c, kind, flags, ..] = self.head;
+        self.rest = u32::from_be_bytes([0, a, b, c]) as usize;
+        if kind != HEADERS && kind != CONTINUATION {
+            return;
+        }
+        if flags & END_HEADERS == 0 {
+            self.unfinished_bytes += self.rest;
+        } else {
+            self.unfinished_bytes = 0;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(kind: u8, flags: u8, payload: usize) -> Vec<u8> {
+        let length = u32::try_from(payload).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, 1], &vec![HEADERS; payload]].concat()
+    }
+
+    #[test]
+    fn a_block_is_unfinished_until_its_last_frame() {
+        let data = 0;
+        let frames = [
+            (vec![b'P'; PREFACE_BYTES], 0),
+            (frame(HEADERS, END_HEADERS, 40), 0),
+            (frame(data, 0, 300), 0),
+            (frame(HEADERS, 0, 100), 100),
+            (frame(CONTINUATION, 0, 20), 120),
+            (frame(CONTINUATION, 0, 0), 120),
+            (frame(CONTINUATION, END_HEADERS, 20), 0),
+            (frame(HEADERS, 1, 7), 7),
+        ];
+        for pieces in [1, 2, 9, 10, 1_000] {
+            let mut blocks = HeaderBlocks::new();
+            for (bytes, unfinished) in &frames {
+                bytes.chunks(pieces).for_each(|piece| blocks.read(piece));
+                assert_eq!(blocks.unfinished_bytes(), *unfinished, "pieces of {pieces} bytes");
+            }
+        }
+        let all: Vec<u8> = frames.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
+        let mut blocks = HeaderBlocks::new();
+        blocks.read(&all);
+        assert_eq!(blocks.unfinished_bytes(), 7);
+    }
+}
