@@ -96,6 +96,10 @@ fn read_words(text: &str) -> Result<OwnedDescriptor, TextError> {
 fn read_json(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescriptor>, TextError> {
     let error = match serde_json::from_str::<Request>(text) {
         Ok(Request { domain, descriptors }) => {
+            // Each descriptor has a copy of the domain.
+            if descriptors.len() > MAX_DESCRIPTORS {
+                return Err(TextError::Count);
+            }
             let entries = |descriptor: Descriptor| {
                 descriptor.entries.into_iter().map(|Entry { key, value }| (key, value)).collect()
             };
@@ -235,6 +239,16 @@ mod tests {
             let answer = text_of(text, None);
             assert!(answer.starts_with("error") && answer.contains(expected), "{text}: {answer}");
         }
+    }
+
+    #[test]
+    fn too_many_descriptors_are_rejected() {
+        let request = |count: usize| {
+            let descriptors = vec![r#"{"entries":[{"key":"a"}]}"#; count].join(",");
+            text_of(&format!(r#"{{"domain":"a","descriptors":[{descriptors}]}}"#), None)
+        };
+        assert!(!request(MAX_DESCRIPTORS).contains("error"));
+        assert!(request(MAX_DESCRIPTORS + 1).contains("1 to 100 descriptors"));
     }
 
     #[test]
