@@ -120,16 +120,21 @@ impl Mapping {
         let mut values = Vec::new();
         let mut value_bytes = 0;
         for descriptor in &self.descriptors {
-            let entries: Option<Vec<(&str, Cow<'_, str>)>> =
-                descriptor.iter().map(|entry| entry.read(&fields)).collect();
-            let Some(entries) = entries else {
-                continue;
-            };
-            value_bytes += entries.iter().map(|(_, value)| value.len()).sum::<usize>();
-            if value_bytes > MAX_VALUE_BYTES {
-                return None;
+            let mut entries = Vec::new();
+            for entry in descriptor {
+                let Some((key, value)) = entry.read(&fields) else {
+                    break;
+                };
+                // Those of omitted descriptors count, too, because reading them takes time.
+                value_bytes += value.len();
+                if value_bytes > MAX_VALUE_BYTES {
+                    return None;
+                }
+                entries.push((key, value));
             }
-            values.push(entries);
+            if entries.len() == descriptor.len() {
+                values.push(entries);
+            }
         }
         let descriptors = values.iter().map(|entries| Descriptor {
             entries: entries.iter().map(|(key, value)| Entry { key, value }).collect(),
@@ -253,6 +258,14 @@ descriptors:
             mapping.encode(&format!(r#"{{"at": 1, "user": "{}"}}"#, "x".repeat(length)), &mut bytes)
         };
         assert_eq!([1_024, 1_025, 1_000_000].map(encode), [Some(true), None, None]);
+        // Descriptors that are omitted because of their last entry cost as much.
+        let incomplete = descriptors.replace("{ key: user, field: user }, ]", "{ key: user, field: none }]");
+        let mapping = Mapping::read(&format!("domain: api\ntime: at\ndescriptors:\n{incomplete}")).unwrap();
+        let encode = |length: usize| {
+            let mut bytes = Vec::new();
+            mapping.encode(&format!(r#"{{"at": 1, "user": "{}"}}"#, "x".repeat(length)), &mut bytes)
+        };
+        assert_eq!([1_024, 1_100].map(encode), [Some(false), None]);
     }
 
     #[test]
