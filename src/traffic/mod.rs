@@ -21,6 +21,21 @@ use crate::{
     rules::{Entry, Limit, Measure, Unit},
 };
 
+/// Maximum number of descriptors and entries of a recorded request. A message of 16 MiB could have eight million, which
+/// need a hundred times their size in memory.
+const MAX_ITEMS: usize = 65_536;
+
+/// Error returned when bytes are not a recorded request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecodeError {
+    /// The bytes are no protobuf message.
+    #[error(transparent)]
+    Malformed(#[from] Malformed),
+    /// The message has more descriptors and entries than any valid request.
+    #[error("message has more than {MAX_ITEMS} descriptors and entries")]
+    TooManyItems,
+}
+
 /// A recorded request, with its time and decision.
 #[derive(Clone, Debug)]
 pub struct RecordedRequest<'m> {
@@ -79,17 +94,22 @@ pub fn encode(
 ///
 /// # Errors
 ///
-/// Returns an error if the message is malformed.
-pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, Malformed> {
+/// Returns an error if the message is malformed, or has more descriptors and entries than any valid request.
+pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, DecodeError> {
     let (mut at, mut allowed, mut domain) = (0, None, "");
     let (mut descriptors, mut over) = (SmallVec::new(), SmallVec::new());
+    let mut items = 0;
     for field in Fields::new(message) {
         match field? {
             (1, value) => at = value.number()?,
             (2, value) => allowed = Some(value.number()? == 2),
             (3, value) => domain = value.text()?,
             (4, value) => {
-                let (descriptor, denied) = decode_descriptor(value)?;
+                let (descriptor, denied) = decode_descriptor(value, MAX_ITEMS - items)?;
+                items += 1 + descriptor.entries.len();
+                if items > MAX_ITEMS {
+                    return Err(DecodeError::TooManyItems);
+                }
                 descriptors.push(descriptor);
                 over.push(denied);
             }
@@ -100,12 +120,16 @@ pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, Malformed> {
     Ok(RecordedRequest { at: Micros::new(at), request, allowed, over })
 }
 
-fn decode_descriptor(value: Value<'_>) -> Result<(Descriptor<'_>, bool), Malformed> {
+/// Decodes a descriptor of at most `max_entries`.
+fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<(Descriptor<'_>, bool), DecodeError> {
     let mut descriptor = Descriptor { entries: SmallVec::new(), hits: 1, refund: false, requested_limit: None };
     let (mut over, mut requests, mut unit, mut multiplier) = (false, None, 0, 1);
     for field in value.message()? {
         match field? {
             (1, value) => {
+                if descriptor.entries.len() == max_entries {
+                    return Err(DecodeError::TooManyItems);
+                }
                 let mut entry = Entry { key: "", value: "" };
                 for field in value.message()? {
                     match field? {
@@ -149,6 +173,27 @@ mod tests {
             limit.and_then(|(requests, unit, multiplier)| Limit::new(requests, Unit::ALL[unit], multiplier).ok());
         let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         Descriptor { entries, hits, refund, requested_limit: limit.map(Box::new) }
+    }
+
+    #[test]
+    fn a_request_with_too_many_items_is_rejected() {
+        let with_length = |field: u8, contents: &[u8]| {
+            let mut bytes = Vec::new();
+            wire::Writer(&mut bytes).message(field, |message| message.0.extend_from_slice(contents));
+            bytes
+        };
+        let entries = |count: usize| with_length(4, &with_length(1, b"").repeat(count));
+        let descriptors = |count: usize| with_length(4, b"").repeat(count);
+        for message in
+            [entries(MAX_ITEMS - 1), descriptors(MAX_ITEMS), [entries(9), descriptors(MAX_ITEMS - 10)].concat()]
+        {
+            assert!(decode(&message).is_ok());
+        }
+        for message in
+            [entries(MAX_ITEMS + 1), descriptors(MAX_ITEMS + 1), [descriptors(MAX_ITEMS), entries(1)].concat()]
+        {
+            assert_eq!(decode(&message).unwrap_err(), DecodeError::TooManyItems);
+        }
     }
 
     proptest! {
