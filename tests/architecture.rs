@@ -31,12 +31,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("duration", &[]),
     ("errors", &[]),
     ("files", &[]),
+    ("yaml_bounds", &[]),
     ("debounce", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 8] =
-    ["allocator", "budget", "debounce", "duration", "errors", "files", "model_checker", "test_log"];
+const COMMON: [&str; 9] =
+    ["allocator", "budget", "debounce", "duration", "errors", "files", "model_checker", "test_log", "yaml_bounds"];
 
 /// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[
@@ -49,7 +50,7 @@ const CONFINED: &[(&str, &str)] = &[
     ("hyper", "transport"),
     ("axum", "transport"),
     ("redis", "store/redis"),
-    ("saphyr_parser", "rules"),
+    ("saphyr_parser", "rules, yaml_bounds"),
     ("config", "settings, telemetry/mapping"),
     ("clap", "cli"),
 ];

@@ -10,6 +10,7 @@ mod schema;
 
 use std::{
     collections::BTreeSet,
+    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     time::Duration,
@@ -21,7 +22,7 @@ use serde::{Deserialize, Serialize};
 
 use self::envoyproxy::EnvoyproxySettings;
 pub use self::{memory::Memory, schema::schema};
-use crate::{engine, service, store, telemetry, transport};
+use crate::{engine, service, store, telemetry, transport, yaml_bounds};
 
 /// Prefix of environment variables: `SLUICEGATE__GRPC__ADDR` sets `grpc.addr`.
 const PREFIX: &str = "SLUICEGATE";
@@ -261,6 +262,7 @@ impl Settings {
             builder = builder.add_source(File::from_str(&envoyproxy.toml(), FileFormat::Toml));
         }
         if let Some(path) = file {
+            check_yaml(path)?;
             let file = File::from(path);
             reject_unknown(&known, &file.collect()?, &path.display().to_string())?;
             builder = builder.add_source(file);
@@ -428,6 +430,16 @@ fn keys(table: &Map<String, Value>) -> BTreeSet<String> {
     all
 }
 
+/// Checks the nesting and the aliases of a settings file in YAML. A file that cannot be read is reported by its reader.
+fn check_yaml(path: &Path) -> Result<(), SettingsError> {
+    let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
+    if !is_yaml {
+        return Ok(());
+    }
+    let text = fs::read_to_string(path).unwrap_or_default();
+    yaml_bounds::check(&text).map_err(|error| SettingsError::Read(format!("{}: {error}", path.display())))
+}
+
 /// Returns an error with a suggestion if `table` contains a key that is not in `known`.
 fn reject_unknown(known: &BTreeSet<String>, table: &Map<String, Value>, origin: &str) -> Result<(), SettingsError> {
     let Some(key) = keys(table).into_iter().find(|key| !known.contains(key)) else {
@@ -444,7 +456,7 @@ fn reject_unknown(known: &BTreeSet<String>, table: &Map<String, Value>, origin: 
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
+    use std::{collections::HashMap, io::Write};
 
     use super::*;
 
@@ -453,6 +465,14 @@ mod tests {
         file.write_all(toml.as_bytes()).unwrap();
         let environment = environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
         Settings::load(Some(file.path()), Some(environment), Flags::default())
+    }
+
+    #[test]
+    fn a_yaml_file_that_is_nested_too_deeply_is_rejected() {
+        let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+        file.write_all(format!("store:\n  {}x\n", "- ".repeat(10_000)).as_bytes()).unwrap();
+        let error = Settings::load(Some(file.path()), Some(HashMap::new()), Flags::default()).unwrap_err();
+        assert!(error.to_string().contains("nesting is deeper than 128 levels"), "{error}");
     }
 
     #[test]

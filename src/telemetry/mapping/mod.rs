@@ -20,6 +20,7 @@ use super::{
 use crate::{
     files,
     metrics::{Distribution, Totals},
+    yaml_bounds,
 };
 
 /// Maximum size of a mapping file, in bytes.
@@ -150,6 +151,7 @@ impl Mapping {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
+        yaml_bounds::check(text).map_err(|error| error.to_string())?;
         // Not a `Config`, which takes a key such as `a[9]` for the tenth element of a list, of any length.
         let table = File::from_str(text, FileFormat::Yaml).collect();
         let file = table.and_then(|table| MappingFile::deserialize(config::Value::new(None, table)));
