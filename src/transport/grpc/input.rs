@@ -17,6 +17,9 @@ pub(super) const TONIC_CALL_BYTES: usize = 12 * 1024;
 pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum total size of the messages of a call to one of tonic's services.
 pub(super) const TONIC_BODY_BYTES: usize = 256 * 1024;
+/// Maximum size of a message to one of tonic's services. tonic allocates the announced size of a message before its bytes
+/// arrive, and no budget counts that memory.
+pub(super) const TONIC_MESSAGE_BYTES: usize = 16 * 1024;
 /// Maximum memory of the messages of a connection. Larger if one message needs more.
 const CONNECTION_BYTES: usize = 16 << 20;
 /// Maximum number of open streams of a connection.

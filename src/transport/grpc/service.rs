@@ -31,7 +31,7 @@ use super::{
     CallerErrors, Limits, QuotaService, RequestError, ResourceService, ResponseSettings,
     checker::Checker,
     feedback,
-    input::Input,
+    input::{Input, TONIC_MESSAGE_BYTES},
     message::{self, Messages},
     request_body::{RequestBody, TonicBody},
     response::Response,
@@ -238,11 +238,14 @@ pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter
     // The descriptor sets also contain the services of the admin port and of control planes, which this port does not
     // serve.
     let reflection = || REFLECTED_SERVICES.into_iter().fold(reflection(), Builder::with_service_name);
-    let mut routes =
-        Routes::new(health_server::HealthServer::new(health)).add_service(ResourceServiceServer::new(resources));
+    let health = health_server::HealthServer::new(health).max_decoding_message_size(TONIC_MESSAGE_BYTES);
+    let resources = ResourceServiceServer::new(resources).max_decoding_message_size(TONIC_MESSAGE_BYTES);
+    let mut routes = Routes::new(health).add_service(resources);
     // Building cannot fail, because the descriptor sets are embedded in the program. A test calls both versions.
     if let (Ok(v1), Ok(v1alpha)) = (reflection().build_v1(), reflection().build_v1alpha()) {
-        routes = routes.add_service(v1).add_service(v1alpha);
+        routes = routes
+            .add_service(v1.max_decoding_message_size(TONIC_MESSAGE_BYTES))
+            .add_service(v1alpha.max_decoding_message_size(TONIC_MESSAGE_BYTES));
     }
     (reporter, routes.prepare())
 }
