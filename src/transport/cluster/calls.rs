@@ -2,7 +2,7 @@
 
 use std::{marker::PhantomData, sync::Arc, time::Duration};
 
-use bytes::Buf as _;
+use bytes::{Buf as _, Bytes};
 use http::uri::PathAndQuery;
 use prost::Message;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
@@ -34,7 +34,7 @@ const MAX_OVERRIDES_ITEMS: usize = 1_000;
 const MAX_CHANGED_OVERRIDES: usize = 20_000;
 
 /// A response that can be checked before it is decoded.
-trait Checked: Message + Default {
+pub(super) trait Checked: Message + Default {
     /// Checks the number of items of an encoded message.
     fn check(bytes: &[u8]) -> Result<(), WireError>;
 }
@@ -94,12 +94,15 @@ impl<Q, R: Checked> Decoder for CheckedCodec<Q, R> {
     type Item = R;
     type Error = Status;
 
-    /// A message that no member sends has the status of one that is too large.
     fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<R>, Status> {
-        let bytes = buffer.copy_to_bytes(buffer.remaining());
-        R::check(&bytes).map_err(|error| Status::out_of_range(error.to_string()))?;
-        R::decode(bytes).map(Some).map_err(|error| Status::out_of_range(error.to_string()))
+        decode_checked(buffer.copy_to_bytes(buffer.remaining())).map(Some)
     }
+}
+
+/// Checks and decodes a response. One that no member sends has the status of a message that is too large.
+pub(super) fn decode_checked<R: Checked>(bytes: Bytes) -> Result<R, Status> {
+    R::check(&bytes).map_err(|error| Status::out_of_range(error.to_string()))?;
+    R::decode(bytes).map_err(|error| Status::out_of_range(error.to_string()))
 }
 
 /// Calls to one instance, one at a time.

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use prost::Message;
+use bytes::Bytes;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 
-use super::message;
+use super::{calls::decode_checked, message};
 use crate::{
     algorithm::Micros,
     store::{
@@ -27,19 +27,21 @@ pub fn peer_message(input: &[u8]) {
     };
     let memory = Arc::new(Memory::exchanged(&memory::Settings { max_counters: 1_000 }));
     let peers = Peers::with_epoch(memory, Metrics::new(), 1);
+    let input = Bytes::copy_from_slice(input);
     match kind % 3 {
         0 => {
-            if let Some(batch) = proto::PullResponse::decode(input).ok().and_then(|pull| message::decode(&pull).ok()) {
+            let pull = decode_checked::<proto::PullResponse>(input).ok();
+            if let Some(batch) = pull.and_then(|pull| message::decode(&pull).ok()) {
                 peers.apply(&batch, NOW);
             }
         }
         1 => {
-            if let Ok(page) = proto::CopyPage::decode(input) {
+            if let Ok(page) = decode_checked::<proto::CopyPage>(input) {
                 peers.insert_copies(message::decode_copies(&page.counters), NOW);
             }
         }
         _ => {
-            if let Ok(page) = proto::OverridesPage::decode(input) {
+            if let Ok(page) = decode_checked::<proto::OverridesPage>(input) {
                 let _ = message::encode_overrides(message::decode_overrides(page));
             }
         }
