@@ -14,8 +14,8 @@ import subprocess
 import sys
 
 FUZZ = pathlib.Path(__file__).resolve().parent
-# Time after which one input counts as hung, and the memory that one target may use.
-LIMITS = ["-timeout=30", "-rss_limit_mb=4096", "-max_len=8192"]
+# Time after which one input counts as hung, the memory that one target may use, and the maximum length of an input.
+LIMITS = ["-timeout=30", "-rss_limit_mb=4096", "-max_len=131072"]
 
 
 def main():

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::access_log(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::run("access_log", input));

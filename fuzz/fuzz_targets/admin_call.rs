@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::admin_call(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::run("admin_call", input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::check_request(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::run("check_request", input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::quota_reports(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::run("quota_reports", input));

@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::top_entities(input));
+libfuzzer_sys::fuzz_target!(|input: &[u8]| sluicegate::fuzz::run("top_entities", input));

@@ -46,7 +46,7 @@ impl fmt::Display for Diagnostic {
 }
 
 /// Maximum number of diagnostics of one file. A file of a megabyte could have a million.
-const MAX_DIAGNOSTICS: usize = 1_000;
+pub(super) const MAX_DIAGNOSTICS: usize = 1_000;
 
 /// Collector for the diagnostics of one file.
 pub(super) struct Diagnostics<'a> {

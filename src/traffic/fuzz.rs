@@ -17,6 +17,10 @@ descriptors:
 - [{ key: path, field: path, cut: query }, { key: address, field: address, cut: port }]
 - [{ key: generic_key, value: shop }]
 ";
+/// Maximum number of messages that are read. Each can have 16 MiB in compressed input of any length.
+const MAX_MESSAGES: usize = 10;
+/// Maximum number of lines that are converted. Each costs what its mapping requires, however short it is.
+const MAX_LINES: usize = 16;
 /// Separates a mapping from log lines.
 const SEPARATOR: &str = "\n---\n";
 
@@ -28,7 +32,7 @@ pub fn access_log(input: &[u8]) {
     let Ok(mapping) = Mapping::read(mapping) else {
         return;
     };
-    for line in lines.lines() {
+    for line in lines.lines().take(MAX_LINES) {
         let mut bytes = Vec::new();
         if mapping.encode(line, &mut bytes) == Some(true) {
             let request = decode(&bytes).map(|recorded| recorded.request);
@@ -43,7 +47,7 @@ pub fn recorded_traffic(input: &[u8]) {
     let mut reader: Box<dyn Read + '_> =
         if compressed { Box::new(MultiGzDecoder::new(input)) } else { Box::new(input) };
     let mut message = Vec::new();
-    for _ in 0..100 {
+    for _ in 0..MAX_MESSAGES {
         if !matches!(file::read(&mut reader, &mut message), Ok(true)) {
             return;
         }

@@ -3,28 +3,33 @@
 
 use std::{
     cell::RefCell,
+    io,
     sync::{Arc, atomic::AtomicU64},
+    task::{Context, Poll, Waker},
     time::Duration,
 };
 
+use allocation_counter::opt_out;
 use bytes::Bytes;
 use prost::Message;
+use sluicegate_common::wire::Writer;
 use sluicegate_proto::{envoy::service::ratelimit::v3::RateLimitResponse, sluicegate::v1};
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, duplex},
+    io::{AsyncWriteExt, DuplexStream, WriteHalf, copy, duplex, sink, split},
     runtime::{self, Runtime},
     sync::watch,
+    task::yield_now,
     time::timeout,
 };
 
 use super::{
-    Handler, Limits, QuotaService, ResourceService, ResponseSettings, Settings, build_tonic_services,
+    Handler, Limits, QuotaService, RequestError, ResourceService, ResponseSettings, Settings, build_tonic_services,
     caller_errors::CallerErrors,
     checker::Checker,
     connection::{ConnectionContext, serve_http2},
     decode::{decode, decode_by_hand, decode_with_prost},
     input::Budgets,
-    message::PREFIX,
+    message::{PREFIX, unframe},
     quotas,
     response::Response,
     stream,
@@ -49,6 +54,23 @@ use crate::{
 const RULES: &str = include_str!("../../../fuzz/rules.yaml");
 /// The preface of a client, which every connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+/// The overall code of a request that is denied.
+const OVER_LIMIT: i32 = 2;
+/// Number of bytes that a connection buffers in each direction. The service reads each part before the next one is sent, so
+/// that it can return the flow-control windows, for which the sender does not wait.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Maximum memory of unfinished input. Much less than the default, so that short inputs exceed it.
+const INPUT_BYTES: usize = 2 << 20;
+/// Memory that is left if other callers hold all other memory: enough for a small call, but not for a large frame.
+const FREE_BYTES: usize = 8 << 10;
+/// Limits of connections, with smaller messages than the default ones.
+const LIMITS: Limits = Limits {
+    max_message_bytes: 256 << 10,
+    max_frame_bytes: 256 << 10,
+    max_descriptors: 128,
+    max_entries: 32,
+    max_text_bytes: 1024,
+};
 /// Time after which a connection counts as hung.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -109,23 +131,19 @@ impl Service {
             Traces::default(),
             Arc::default(),
         ));
-        let handler = Handler::new(
-            check,
-            Limits::default(),
-            response,
-            Traces::default(),
-            quota_service,
-            tonic_services,
-            Arc::default(),
-        );
+        let handler =
+            Handler::new(check, LIMITS, response, Traces::default(), quota_service, tonic_services, Arc::default());
         Self { runtime, checker, handler, quotas, _stop: stop }
     }
 }
 
 /// Decodes and decides a `RateLimitRequest`. It must be decoded as prost does, and the response must have a status for
 /// each descriptor.
+///
+/// Also decides requests with the input as a key and as a value, which must be denied because of their other descriptor.
 pub fn check_request(input: &[u8]) {
-    assert_eq!(decode_by_hand(input), decode_with_prost(input));
+    // The memory of the comparison is not that of the service.
+    opt_out(|| assert_eq!(decode_by_hand(input), decode_with_prost(input)));
     let message = readable(input).unwrap_or_default();
     let valid = decode(&message, &Limits::default()).ok();
     let valid = valid.filter(|request| !request.domain.is_empty() && !request.descriptors.is_empty());
@@ -135,33 +153,95 @@ pub fn check_request(input: &[u8]) {
         Ok(_) | Err(_) => None,
     };
     assert_eq!(statuses.map(|response| response.statuses.len()), valid.map(|request| request.descriptors.len()));
+    for (key, value) in entries_of(input) {
+        let mut message = Vec::new();
+        let mut request = Writer(&mut message);
+        request.text(1, "api");
+        request.message(2, |descriptor| write_entry(descriptor, key, value));
+        request.message(2, |descriptor| write_entry(descriptor, b"blocked", value));
+        let response = Service::with(|service| Checker::finish(service.checker.respond(&message, Vec::new(), None)));
+        let Ok(Response::Message { data, .. }) = response else {
+            panic!("there is no decision: {:?}", response.err());
+        };
+        let response = RateLimitResponse::decode(&data[PREFIX..]).unwrap_or_else(|error| panic!("{error}"));
+        let codes: Vec<i32> = response.statuses.iter().map(|status| status.code).collect();
+        assert_eq!((response.overall_code, codes.len(), codes.last()), (OVER_LIMIT, 2, Some(&OVER_LIMIT)));
+    }
 }
 
-/// Decides a frame of checks. Each check that prost reads must have one response with its id.
+/// Returns entries with bytes as their key and as their value.
+fn entries_of(bytes: &[u8]) -> [(&[u8], &[u8]); 2] {
+    [(b"fixed", bytes), (bytes, b"x")]
+}
+
+/// Writes an entry into a descriptor or the name of a bucket.
+fn write_entry(entries: &mut Writer<'_>, key: &[u8], value: &[u8]) {
+    entries.message(1, |entry| {
+        entry.message(1, |text| text.0.extend_from_slice(key));
+        entry.message(2, |text| text.0.extend_from_slice(value));
+    });
+}
+
+/// Decides a frame of checks. Each check that prost reads must have one response with its id, unless there are too many.
 pub fn check_frame(input: &[u8]) {
     Service::with(|service| {
         let responses = stream::decide_frame(&service.checker, &Bytes::copy_from_slice(input));
-        let Ok(frame) = v1::CheckFrame::decode(input) else {
-            return;
-        };
-        let responses = responses.ok().and_then(|bytes| v1::ResponseFrame::decode(bytes).ok()).unwrap_or_default();
-        let mut expected: Vec<u64> = frame.checks.iter().map(|check| check.id).collect();
-        let mut answered: Vec<u64> = responses.responses.iter().map(|response| response.id).collect();
-        expected.sort_unstable();
-        answered.sort_unstable();
-        assert_eq!(answered, expected);
+        opt_out(|| compare_ids(input, &responses));
     });
+}
+
+/// Compares the ids of the checks that prost reads with those of the responses.
+fn compare_ids(frame: &[u8], responses: &Result<Bytes, RequestError>) {
+    let Ok(frame) = v1::CheckFrame::decode(frame) else {
+        return;
+    };
+    let bytes = match responses {
+        Ok(bytes) => bytes.clone(),
+        Err(_) if frame.checks.len() > stream::MAX_CHECKS => return,
+        Err(_) => Bytes::new(),
+    };
+    let responses = v1::ResponseFrame::decode(bytes).unwrap_or_default();
+    let mut expected: Vec<u64> = frame.checks.iter().map(|check| check.id).collect();
+    let mut answered: Vec<u64> = responses.responses.iter().map(|response| response.id).collect();
+    expected.sort_unstable();
+    answered.sort_unstable();
+    assert_eq!(answered, expected);
+}
+
+/// Removes the prefix and the compression of a message. Its result must not be larger than the maximum.
+pub fn framed_message(input: &[u8]) {
+    if let Ok(message) = unframe(&Bytes::copy_from_slice(input), LIMITS.max_message_bytes) {
+        assert!(message.len() <= LIMITS.max_message_bytes);
+    }
 }
 
 /// Reports the usage of buckets on a new stream. The reports must be read as prost does. Each has at most one answer, and
 /// the token buckets in the answers are valid for Envoy.
+///
+/// Also reports buckets with the input as a key and as a value. They must not prevent the quota of another bucket.
 pub fn quota_reports(input: &[u8]) {
+    let mut message = Vec::new();
+    let mut reports = Writer(&mut message);
+    reports.text(1, "api");
+    for (key, value) in entries_of(input).into_iter().chain([(&b"blocked"[..], &b"x"[..])]) {
+        reports.message(2, |usage| usage.message(1, |name| write_entry(name, key, value)));
+    }
+    let (domain, usages) = quotas::read(&message, Limits::default()).unwrap_or_else(|error| panic!("{error:?}"));
+    let actions = Service::with(|service| {
+        let mut session = service.quotas.session(None);
+        let actions = service.runtime.block_on(session.report(&domain, usages));
+        actions.unwrap_or_else(|error| panic!("{error}"))
+    });
+    let denied = |action: &BucketAction| matches!(action, BucketAction::Assign(_, Quota::DenyAll, _));
+    assert!(actions.iter().any(denied), "{actions:?}");
     let Ok((domain, usages)) = quotas::read(input, Limits::default()) else {
         return;
     };
-    if let Some(expected) = quotas::read_with_prost(input) {
-        assert_eq!((domain.clone().into_owned(), usages.clone()), expected);
-    }
+    opt_out(|| {
+        if let Some(expected) = quotas::read_with_prost(input) {
+            assert_eq!((domain.clone().into_owned(), usages.clone()), expected);
+        }
+    });
     let reports = usages.len();
     Service::with(|service| {
         let mut session = service.quotas.session(None);
@@ -176,48 +256,69 @@ pub fn quota_reports(input: &[u8]) {
     });
 }
 
-/// Sends bytes to a connection, after the preface. The first byte selects whether the others are sent as they are, or as
-/// frames: each with one byte for its length, its type, its flags and its stream. The connection must end.
+/// Sends bytes to a connection, after the preface. The connection must end.
+///
+/// The lowest bit of the first byte selects whether the others are sent as they are, or as frames: each with one byte for
+/// its length, its type, its flags and its stream. With the next bit, other callers hold nearly all memory for unfinished
+/// input.
 pub fn http2(input: &[u8]) {
-    let Some((&raw, input)) = input.split_first() else {
+    let Some((&selector, input)) = input.split_first() else {
         return;
     };
-    let mut bytes = PREFACE.to_vec();
-    if raw & 1 == 1 {
-        bytes.extend_from_slice(input);
-    } else {
-        write_frames(input, &mut bytes);
-    }
     Service::with(|service| {
         service.runtime.block_on(async {
-            let (mut client, server) = duplex(1 << 20);
+            let (client, server) = duplex(BUFFER_BYTES);
             let (_stop, stopping) = watch::channel(false);
-            let (settings, errors) = (Settings::default(), Arc::<CallerErrors>::default());
-            let input = InputSettings::default();
-            let budgets = Budgets::new(input.budget(), input.streams(), &settings.limits);
+            let settings = Settings { limits: LIMITS, ..Settings::default() };
+            let errors = Arc::<CallerErrors>::default();
+            let memory = InputSettings { max_bytes: INPUT_BYTES };
+            let messages = memory.budget();
+            let mut others = messages.reservation();
+            if selector & 2 == 2 {
+                let context = Context::from_waker(Waker::noop());
+                let taken = others.poll_grow(messages.max_bytes() - FREE_BYTES, &context);
+                assert!(matches!(taken, Poll::Ready(Ok(()))));
+                others.keep();
+            }
+            let budgets = Budgets::new(messages, memory.streams(), &settings.limits);
             let slot = Arc::new(Connections::new(1, "fuzz").open(None));
             let context = ConnectionContext { errors, budgets, slot, shutdown: stopping };
             let serving = serve_http2(server, Arc::clone(&service.handler), &settings, context);
+            let (mut responses, mut requests) = split(client);
             let calling = async {
                 // The connection may be closed before everything is sent.
-                let _ = client.write_all(&bytes).await;
-                let _ = client.shutdown().await;
-                let mut received = Vec::new();
-                let _ = client.read_to_end(&mut received).await;
+                let _ = match selector & 1 {
+                    0 => send_frames(&mut requests, input).await,
+                    _ => send(&mut requests, input).await,
+                };
+                let _ = requests.shutdown().await;
             };
-            let ended = timeout(TIMEOUT, async { tokio::join!(serving, calling) }).await;
+            let mut ignored = sink();
+            let receiving = copy(&mut responses, &mut ignored);
+            let ended = timeout(TIMEOUT, async { tokio::join!(serving, calling, receiving) }).await;
             assert!(ended.is_ok(), "the connection did not end");
+            // The tasks of its streams end, too, so that the next run does not free their memory.
+            for _ in 0..100 {
+                yield_now().await;
+            }
         });
     });
 }
 
-/// Converts compact frames into those of HTTP/2 (RFC 9113, section 4.1), beginning with empty SETTINGS.
-fn write_frames(mut input: &[u8], bytes: &mut Vec<u8>) {
-    bytes.extend_from_slice(&[0, 0, 0, 4, 0, 0, 0, 0, 0]);
+/// Sends the preface and bytes.
+async fn send(connection: &mut WriteHalf<DuplexStream>, bytes: &[u8]) -> io::Result<()> {
+    connection.write_all(PREFACE).await?;
+    connection.write_all(bytes).await
+}
+
+/// Sends the preface, empty SETTINGS, and compact frames as those of HTTP/2 (RFC 9113, section 4.1).
+async fn send_frames(connection: &mut WriteHalf<DuplexStream>, mut input: &[u8]) -> io::Result<()> {
+    send(connection, &[0, 0, 0, 4, 0, 0, 0, 0, 0]).await?;
     while let [length, kind, flags, stream, payload @ ..] = input {
         let (payload, rest) = payload.split_at(payload.len().min(usize::from(*length)));
-        bytes.extend_from_slice(&[0, 0, payload.len() as u8, kind % 10, *flags, 0, 0, 0, *stream]);
-        bytes.extend_from_slice(payload);
+        connection.write_all(&[0, 0, payload.len() as u8, kind % 10, *flags, 0, 0, 0, *stream]).await?;
+        connection.write_all(payload).await?;
         input = rest;
     }
+    Ok(())
 }

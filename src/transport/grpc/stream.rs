@@ -38,7 +38,7 @@ const MAX_IN_FLIGHT: usize = 4096;
 /// Size in bytes of the requests that are decided at the same time above which no further one is started.
 const MAX_IN_FLIGHT_BYTES: usize = 1 << 20;
 /// Maximum number of checks in a frame. A frame of 4 MiB could have two million empty ones.
-const MAX_CHECKS: usize = 65_536;
+pub(super) const MAX_CHECKS: usize = 65_536;
 /// Size in bytes above which a frame is not retained for the few requests in it that wait for the store.
 const LARGE_FRAME_BYTES: usize = 64 * 1024;
 /// Size at which a frame of responses is sent even if more responses are ready, so that the caller can begin to read.
