@@ -114,7 +114,7 @@ impl HttpServer {
     ) -> io::Result<Self> {
         // It may run on another runtime.
         let listener = TcpListener::bind(addr).await?.into_std()?;
-        let budget = input.share(name, input.max_bytes() / 4);
+        let budget = input.share(name, input.max_bytes() / 2);
         let connections = Connections::new(max_connections, name);
         Ok(Self { listener, tls, connections, name, budget, rejections: Arc::new(Rejections::new(name)) })
     }
