@@ -10,7 +10,7 @@ use super::Settings;
 const MB: u64 = 1_000_000;
 /// The process without callers, with the examples as rules.
 const IDLE_BYTES: u64 = 30 * MB;
-/// Memory for each byte of `input.max_bytes`: the allocator rounds sizes up, and returns what was freed later.
+/// Memory for each byte of `input.max_bytes`: the allocator rounds sizes up, and returns freed memory later.
 const BYTES_PER_INPUT_BYTE: u64 = 2;
 const COUNTER_BYTES: u64 = 45;
 /// A quota bucket and the part of its name that counts as one bucket.
@@ -26,14 +26,14 @@ const RANKED_ENTITY_BYTES: u64 = 4_096 + 250;
 const SERIES_BYTES: u64 = 1_500;
 /// The last hour, events and viewers of the console, and the text that one simulation reads and expands.
 const CONSOLE_BYTES: u64 = 50 * MB;
-/// A gRPC connection whose caller sends as much as it can: 64 KiB of unread data, frames that were just read, and the state
+/// A gRPC connection with a caller that sends as much as it can: 64 KiB of unread data, frames that were just read, and the state
 /// of calls that arrived together. An idle one has 22 KB.
 const GRPC_CONNECTION_BYTES: u64 = 250_000;
 /// A connection to an HTTP listener with the largest heads.
 const HTTP_CONNECTION_BYTES: u64 = 100_000;
 /// Connections, unfinished messages, copies, overrides and the hits of members, apart from their counters.
 const MEMBERS_BYTES: u64 = 450 * MB;
-/// What the exchange with members has for a counter.
+/// Memory of the exchange with members for a counter.
 const EXCHANGED_COUNTER_BYTES: u64 = 4;
 
 /// The largest memory that callers can make the process hold.
@@ -57,7 +57,7 @@ impl Memory {
         memory
     }
 
-    /// Returns the sum of all parts in bytes.
+    /// Returns the sum of the parts in bytes.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         self.parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add)
@@ -67,7 +67,7 @@ impl Memory {
         self.parts.push(Part { bytes: count.saturating_mul(bytes), description: description.into() });
     }
 
-    /// Adds what depends neither on counters nor on connections.
+    /// Adds the parts that depend neither on counters nor on connections.
     fn add_fixed(&mut self, settings: &Settings) {
         let workers = match settings.workers {
             0 => thread::available_parallelism().map_or(1, usize::from),

@@ -24,7 +24,7 @@ mod process;
 mod redis_injection;
 /// Secrets in logs, pages, error messages and printed settings.
 mod secrets;
-/// All attacks on the memory together, beside an honest caller.
+/// All attacks on the memory together, while an honest caller is served.
 mod strangers;
 /// The profile of system calls in deploy/container.
 mod system_calls;

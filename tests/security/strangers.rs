@@ -1,4 +1,4 @@
-//! All attacks on the memory together, in the memory that `--print-settings` states, beside an honest caller.
+//! All attacks on the memory together, in the memory that `--print-settings` states, while an honest caller is served.
 
 use std::{io::Write, net::SocketAddr};
 
@@ -146,7 +146,7 @@ async fn report_many_buckets(target: Target, number: usize) {
     report(target, &usage_reports((0..5_000).map(|bucket| format!("{number}-{bucket}-{}", "x".repeat(300))))).await;
 }
 
-/// Asks for values that nobody else has, each nearly as long as it can be without a digest.
+/// Asks for new values, each nearly as long as it can be without a digest.
 async fn invent_values(target: Target, number: usize) {
     let mut sender = connect(target.grpc).await;
     for call in 0.. {
@@ -221,7 +221,7 @@ fn stated_memory(settings: &[(&str, &str)]) -> u64 {
     total.unwrap_or_else(|| panic!("{text}")).trim().parse::<u64>().unwrap() * 1_000_000
 }
 
-/// The process has no more memory than it states. An honest caller is always answered, and the memory comes back.
+/// The process has no more memory than it states. An honest caller is always answered, and the memory is freed afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_attacks_together_take_no_more_memory_than_stated() {
     let folder = rules(&[("example.yaml", RULES)]);

@@ -1,6 +1,6 @@
 //! [`Backpressure`]: a connection that is read no faster than its calls are decided and its responses are read.
 //!
-//! Otherwise a caller could make the crate `h2` store what no budget counts:
+//! Otherwise a caller could make the crate `h2` store memory that no budget counts:
 //!
 //! - responses, by never reading its socket. Flow control of HTTP/2 does not prevent this: the caller can announce
 //!   windows of any size.
@@ -45,7 +45,7 @@ impl State {
         self.is_blocked.load(Relaxed)
     }
 
-    /// Returns the compressed size of the headers of which a part has not arrived.
+    /// Returns the compressed size of the headers that are not complete.
     pub(super) fn unfinished_head_bytes(&self) -> usize {
         self.unfinished_head_bytes.load(Relaxed)
     }

@@ -1,7 +1,7 @@
 //! [`HeaderBlocks`]: finds the headers of calls that a caller has begun and not finished.
 //!
-//! The crate `h2` decodes headers as their frames arrive, and neither reports nor limits how long it keeps those of which
-//! the last frame is missing.
+//! The crate `h2` decodes headers as their frames arrive, and neither reports nor limits how long it keeps those
+//! without a last frame.
 
 /// Size of the preface of a connection in bytes (RFC 9113, section 3.4).
 const PREFACE_BYTES: usize = 24;
@@ -28,7 +28,7 @@ impl HeaderBlocks {
         Self { head: [0; FRAME_HEAD_BYTES], received: 0, rest: PREFACE_BYTES, unfinished_bytes: 0 }
     }
 
-    /// Returns the size of the header block of which the last frame has not arrived, or 0.
+    /// Returns the size of the header block without a last frame, or 0.
     pub(super) const fn unfinished_bytes(&self) -> usize {
         self.unfinished_bytes
     }

@@ -54,7 +54,7 @@ pub(super) struct Http2<S> {
     stream: Arc<backpressure::State>,
     /// The memory of responses since the caller does not read.
     unsent: Option<Box<Hold>>,
-    /// The headers of which a part has not arrived.
+    /// The headers that are not complete.
     unfinished_head: Option<Box<UnfinishedHead>>,
     /// Becomes true when the connection is to be closed. Streams, which would keep it open, then end.
     leaving: watch::Sender<bool>,

@@ -60,14 +60,14 @@ impl Input {
         self.messages.get_or_init(|| messages.share("connection", *connection_bytes)).reservation()
     }
 
-    /// Reserves so many bytes for a call that may last, such as a stream.
+    /// Reserves `bytes` bytes for a call that may last, such as a stream.
     pub(super) fn stream(&self, bytes: usize) -> Hold {
         let streams = &self.budgets.streams;
         let share = || streams.share("streams of a connection", MAX_STREAMS * CALL_BYTES);
         Hold { memory: self.streams.get_or_init(share).reservation(), bytes }
     }
 
-    /// Reserves so many bytes for a call that waits.
+    /// Reserves `bytes` bytes for a call that waits.
     pub(super) fn call(&self, bytes: usize) -> Hold {
         Hold { memory: self.message(), bytes }
     }

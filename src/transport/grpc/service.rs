@@ -50,7 +50,7 @@ const STREAM_QUOTAS: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaSe
 
 /// The headers that tonic reads.
 const TONIC_HEADERS: [&str; 5] = ["content-type", "te", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout"];
-/// Maximum size of one of these headers, in bytes.
+/// Maximum size of a header for tonic, in bytes.
 const MAX_TONIC_HEADER_BYTES: usize = 256;
 
 /// A method that does not use tonic.
@@ -188,7 +188,7 @@ impl Handler {
     }
 }
 
-/// Returns a request with copies of what tonic reads. All else, and the frames of the headers, would occupy memory while
+/// Returns a request with copies of the headers that tonic reads. All others, and their frames, would occupy memory while
 /// the call waits.
 fn for_tonic(request: Request<RequestBody>, input: &Input) -> Request<tonic::body::Body> {
     let (head, body) = request.into_parts();
