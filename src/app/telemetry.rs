@@ -1,6 +1,6 @@
 //! The telemetry phase: the exporters, and the metrics that several phases record.
 
-use std::{sync::Arc, thread};
+use std::sync::Arc;
 
 use tokio::{sync::watch, task::JoinHandle};
 
@@ -31,10 +31,7 @@ pub(super) struct Telemetry {
 impl Telemetry {
     /// Starts the exporters.
     pub(super) fn start(settings: &Settings) -> Result<Self, AppError> {
-        let workers = match settings.workers {
-            0 => thread::available_parallelism().map_or(1, usize::from),
-            workers => workers,
-        };
+        let workers = settings.number_of_workers();
         // The control runtime decides requests that arrive as JSON, and records them like one more worker.
         let recorders = workers + 1;
         let statistics_settings = StatisticsSettings {

@@ -8,8 +8,8 @@ const MAX_STEPS: usize = 1 << 20;
 
 /// Compiles a rule file.
 ///
-/// An invalid file must have an error but not too many, and each diagnostic must be one line. In a valid file, every rule of one level must be
-/// found by its value. Rules of more levels can be behind a pattern that comes first.
+/// An invalid file must have an error but not too many, and each diagnostic must be one line. In a valid file, every rule
+/// of one level must be found by its value. Rules of more levels can be behind a pattern that comes first.
 pub fn rule_file(input: &[u8]) {
     let text = String::from_utf8_lossy(input).into_owned();
     let file = SourceFile { name: "rules.yaml".into(), text };

@@ -1,16 +1,18 @@
 //! [`Memory`]: the largest memory that callers can make the process hold, as it follows from the settings.
 //!
-//! The sizes of entries were measured, with the longest names that callers can choose. Tests attack a service that has no
-//! more memory than the sum.
+//! The sizes of counters, of cached denials, of leases and of gRPC connections were measured. The others are computed from
+//! the maximum numbers and sizes in the code. `tests/security/strangers.rs` attacks a service that has no more memory than
+//! the sum.
 
-use std::{fmt, thread};
+use std::fmt;
 
 use super::Settings;
 
 const MB: u64 = 1_000_000;
-/// The process without callers, with the examples as rules.
+/// The process without callers, with the examples as rules. Measured: 17 MB.
 const IDLE_BYTES: u64 = 30 * MB;
-/// Memory for each byte of `input.max_bytes`: the allocator rounds sizes up, and returns freed memory later.
+/// Memory for each byte of `input.max_bytes`: the allocator rounds sizes up, and returns freed memory later. Measured with
+/// messages of 2 MiB that make room for each other: 1.7.
 const BYTES_PER_INPUT_BYTE: u64 = 2;
 const COUNTER_BYTES: u64 = 45;
 /// A quota bucket and the part of its name that counts as one bucket.
@@ -18,18 +20,19 @@ const BUCKET_BYTES: u64 = 800;
 const CACHED_DENIAL_BYTES: u64 = 360;
 const LEASE_BYTES: u64 = 500;
 const EVENTUAL_COUNTER_BYTES: u64 = 400;
-/// The entities that one worker ranks by requested and by denied hits: 500 in each of 5 minutes.
+/// The entities that one thread ranks by requested and by denied hits: 500 in each of 5 minutes.
 const RANKED_ENTITIES: u64 = 2 * 5 * 500;
 /// A ranked entity with the longest name.
 const RANKED_ENTITY_BYTES: u64 = 4_096 + 250;
 /// A series with a value of a caller.
 const SERIES_BYTES: u64 = 1_500;
-/// The last hour, events and viewers of the console, and the text that one simulation reads and expands.
-const CONSOLE_BYTES: u64 = 50 * MB;
-/// A gRPC connection with a caller that sends as much as it can: 64 KiB of unread data, frames that were just read, and the state
-/// of calls that arrived together. An idle one has 22 KB.
-const GRPC_CONNECTION_BYTES: u64 = 250_000;
-/// A connection to an HTTP listener with the largest heads.
+/// The last hour of the console (10 MB), and the values that aliases copy in the text of one simulation.
+const CONSOLE_BYTES: u64 = 40 * MB;
+/// A gRPC connection with 64 KiB of unread data. Measured: 19 KB for an idle one.
+const GRPC_CONNECTION_BYTES: u64 = 100_000;
+/// What a gRPC connection keeps for each call that was in progress at the same time. Measured: 620 bytes.
+const GRPC_CALL_BYTES: u64 = 800;
+/// A connection to an HTTP listener: its buffers, and a head of 16 KiB with the shortest names and values.
 const HTTP_CONNECTION_BYTES: u64 = 100_000;
 /// Connections, unfinished messages, copies, overrides and the hits of members, apart from their counters.
 const MEMBERS_BYTES: u64 = 450 * MB;
@@ -69,27 +72,25 @@ impl Memory {
 
     /// Adds the parts that depend neither on counters nor on connections.
     fn add_fixed(&mut self, settings: &Settings) {
-        let workers = match settings.workers {
-            0 => thread::available_parallelism().map_or(1, usize::from),
-            workers => workers,
-        };
         self.add(1, IDLE_BYTES, "the process without callers");
         let input = settings.input.max_bytes as u64;
         self.add(input, BYTES_PER_INPUT_BYTE, "unfinished input, unread responses and streams: input.max_bytes");
         let ranked = RANKED_ENTITIES * RANKED_ENTITY_BYTES;
-        self.add(workers as u64, ranked, format!("top entities of {workers} workers: workers"));
+        // The control runtime decides requests, too.
+        let threads = settings.number_of_workers() as u64 + 1;
+        self.add(threads, ranked, "top entities: workers");
         let series = settings.telemetry.max_dynamic_series as u64;
         self.add(series, SERIES_BYTES, "series with values of callers: telemetry.max_dynamic_series");
         if settings.console.enabled {
             self.add(1, CONSOLE_BYTES, "the console and simulations: console.enabled");
         }
-        if !settings.cluster.peers.is_empty() {
+        if settings.cluster.has_peers() {
             self.add(1, MEMBERS_BYTES, "the exchange with members: cluster.peers");
         }
     }
 
     fn add_counters(&mut self, settings: &Settings) {
-        let is_exchanged = !settings.cluster.peers.is_empty();
+        let is_exchanged = settings.cluster.has_peers();
         let counter = COUNTER_BYTES + if is_exchanged { EXCHANGED_COUNTER_BYTES } else { 0 };
         self.add(settings.memory.max_counters as u64, counter, "counters in memory: memory.max_counters");
         self.add(settings.quotas.max_buckets as u64, BUCKET_BYTES, "quota buckets: quotas.max_buckets");
@@ -105,8 +106,9 @@ impl Memory {
 
     fn add_connections(&mut self, settings: &Settings) {
         let grpc = settings.grpc.max_connections as u64;
-        let description = format!("gRPC connections, {} KB each: grpc.max_connections", GRPC_CONNECTION_BYTES / 1_000);
-        self.add(grpc, GRPC_CONNECTION_BYTES, description);
+        let bytes = GRPC_CONNECTION_BYTES + GRPC_CALL_BYTES * u64::from(settings.grpc.max_concurrent_streams);
+        let setting = "grpc.max_connections, grpc.max_concurrent_streams";
+        self.add(grpc, bytes, format!("gRPC connections, {} KB each: {setting}", bytes / 1_000));
         let listeners =
             1 + u64::from(settings.http.debug_addr.is_some()) + u64::from(settings.http.metrics_addr.is_some());
         let mut http = listeners * settings.http.max_connections as u64;
@@ -124,10 +126,7 @@ impl Memory {
 /// Writes the parts as comments of a settings file.
 impl fmt::Display for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(
-            f,
-            "# The largest memory that callers can make this process hold, beside the rules and the overrides,"
-        )?;
+        writeln!(f, "# The largest memory that callers can make this process hold, without rules and overrides,")?;
         writeln!(f, "# in megabytes, with the setting that each part follows from:")?;
         for part in &self.parts {
             writeln!(f, "# {:>6} {}", part.bytes.div_ceil(MB), part.description)?;
@@ -141,7 +140,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_is_at_most_256_megabytes_beside_counters_and_connections() {
+    fn the_default_is_at_most_256_megabytes_without_counters_and_connections() {
         let settings = Settings { workers: 2, ..Settings::default() };
         let mut memory = Memory { parts: Vec::new() };
         memory.add_fixed(&settings);
@@ -157,7 +156,7 @@ mod tests {
         assert!(!text.contains("leases") && !text.contains("cluster.peers"), "{text}");
         let before = Memory::new(&settings).total_bytes();
         settings.grpc.max_connections += 4;
-        assert_eq!(Memory::new(&settings).total_bytes() - before, 4 * GRPC_CONNECTION_BYTES);
+        assert_eq!(Memory::new(&settings).total_bytes() - before, 4 * 900_000);
         settings.store = "redis://localhost".into();
         settings.cluster.peers = vec!["member:8083".into()];
         let text = Memory::new(&settings).to_string();

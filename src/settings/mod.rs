@@ -13,6 +13,7 @@ use std::{
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -368,6 +369,12 @@ impl Settings {
             }
         }
         Ok(())
+    }
+
+    /// Returns the number of worker threads.
+    #[must_use]
+    pub fn number_of_workers(&self) -> usize {
+        if self.workers == 0 { thread::available_parallelism().map_or(1, usize::from) } else { self.workers }
     }
 
     /// Returns the settings as TOML for `--config`, without passwords.

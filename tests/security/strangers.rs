@@ -17,7 +17,9 @@ use super::{
 };
 use crate::support::{
     Server,
-    http2_frames::{DATA, END_HEADERS, GREETING, GREETING_WITHOUT_WINDOW, HEADERS, PING, call_headers, frame},
+    http2_frames::{
+        DATA, END_HEADERS, END_STREAM, GREETING, GREETING_WITHOUT_WINDOW, HEADERS, PING, call_headers, frame,
+    },
     memory_group::MemoryGroup,
     raw_grpc::{self, BATCH, METHOD, QUOTAS, STREAM},
     request_for, rules,
@@ -77,6 +79,17 @@ async fn hold_tiny_messages(target: Target) {
     for call in 0..900 {
         bytes.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &many_headers(METHOD)));
         bytes.extend(frame(DATA, 0, 2 * call + 1, &[0]));
+    }
+    send_and_hold(target.grpc, bytes).await;
+}
+
+/// Sends calls whose responses have no window.
+async fn call_without_window(target: Target) {
+    let message = raw_grpc::frame(&request_for("example", &[("user", "x")]).into_message().encode_to_vec());
+    let mut bytes = GREETING_WITHOUT_WINDOW.to_vec();
+    for call in 0..900 {
+        bytes.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_headers(METHOD)));
+        bytes.extend(frame(DATA, END_STREAM, 2 * call + 1, &message));
     }
     send_and_hold(target.grpc, bytes).await;
 }
@@ -194,6 +207,7 @@ fn attack(target: Target) -> JoinSet<()> {
     }
     for _ in 0..20 {
         attacks.spawn(call_without_reading(target.grpc));
+        attacks.spawn(call_without_window(target));
         attacks.spawn(hold_tiny_messages(target));
         attacks.spawn(watch_health_with_large_heads(target));
         attacks.spawn(flood_with_pings(target));
@@ -230,6 +244,7 @@ async fn all_attacks_together_take_no_more_memory_than_stated() {
         ("memory.max_counters", "100000"),
         ("quotas.max_buckets", "20000"),
         ("grpc.max_connections", "400"),
+        ("grpc.max_concurrent_streams", "190"),
         ("http.max_connections", "200"),
     ];
     let stated = stated_memory(&settings);

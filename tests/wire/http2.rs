@@ -314,11 +314,17 @@ async fn resets_above_the_maximum_close_the_connection_with_a_reason() {
 #[tokio::test]
 async fn headers_that_are_not_finished_end_the_connection() {
     let server = Server::builder().start();
-    let mut frames = Frames::connect(&server).await;
-    assert!(frames.send(&frame(HEADERS, 0, 1, &call_headers(METHOD))).await);
-    wait_for("the headers to be counted", || (server.metric("sluicegate_input_bytes") > 0.0).then_some(()));
-    frames.rest().await;
-    assert_eq!(server.metric("sluicegate_caller_errors_total{kind=\"stalled\"}"), 1.0);
+    let first = frame(HEADERS, 0, 1, &call_headers(METHOD));
+    // The last frame, without its payload.
+    let last = &frame(CONTINUATION, END_HEADERS, 1, &[0; 100])[..9];
+    let mut without_last = Frames::connect(&server).await;
+    assert!(without_last.send(&first).await);
+    let mut without_end = Frames::connect(&server).await;
+    assert!(without_end.send(&[&first, last].concat()).await);
+    wait_for("the headers to be counted", || (server.metric("sluicegate_input_bytes") > 40_000.0).then_some(()));
+    without_last.rest().await;
+    without_end.rest().await;
+    assert_eq!(server.metric("sluicegate_caller_errors_total{kind=\"stalled\"}"), 2.0);
     wait_for("the memory to be free", || (server.metric("sluicegate_input_bytes") == 0.0).then_some(()));
     assert!(is_served(&server).await);
 }

@@ -4,7 +4,7 @@ use std::{
     future::poll_fn,
     io,
     pin::pin,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicUsize},
     task::{Poll, ready},
     time::Duration,
 };
@@ -212,7 +212,7 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     let pings = connection.ping_pong().ok_or(Reason::INTERNAL_ERROR)?;
     let keep_alive = KeepAlive::new(pings, settings.keepalive_interval, settings.keepalive_timeout);
     let (errors, input) = (Arc::clone(errors), Arc::new(Input::new(budgets)));
-    let scope = ConnectionScope { errors, input, send_timeout: settings.send_timeout };
+    let scope = ConnectionScope { errors, input, send_timeout: settings.send_timeout, not_begun: AtomicUsize::new(0) };
     Ok((Http2::new(connection, handler, scope, state), keep_alive))
 }
 

@@ -19,46 +19,61 @@ pub(super) struct HeaderBlocks {
     received: usize,
     /// Number of bytes of the current payload that have not arrived.
     rest: usize,
+    /// Whether the current frame is the last one of a header block.
+    is_last: bool,
     unfinished_bytes: usize,
 }
 
 impl HeaderBlocks {
     /// Starts before the preface of a connection.
     pub(super) const fn new() -> Self {
-        Self { head: [0; FRAME_HEAD_BYTES], received: 0, rest: PREFACE_BYTES, unfinished_bytes: 0 }
+        Self { head: [0; FRAME_HEAD_BYTES], received: 0, rest: PREFACE_BYTES, is_last: false, unfinished_bytes: 0 }
     }
 
-    /// Returns the size of the header block without a last frame, or 0.
+    /// Returns the announced size of the header block that has not arrived completely, or 0.
     pub(super) const fn unfinished_bytes(&self) -> usize {
         self.unfinished_bytes
     }
 
     /// Reads the next bytes of the connection.
     pub(super) fn read(&mut self, mut bytes: &[u8]) {
-        while !bytes.is_empty() {
-            let skipped = self.rest.min(bytes.len());
-            self.rest -= skipped;
-            bytes = &bytes[skipped..];
-            let copied = bytes.len().min(FRAME_HEAD_BYTES - self.received);
-            self.head[self.received..self.received + copied].copy_from_slice(&bytes[..copied]);
-            self.received += copied;
-            bytes = &bytes[copied..];
-            if self.received == FRAME_HEAD_BYTES {
-                self.received = 0;
-                self.begin_frame();
+        while let Some(next) = bytes.get(self.rest..) {
+            self.rest = 0;
+            self.end_frame();
+            // The usual case is a head in one piece.
+            if self.received == 0
+                && let Some((head, payload)) = next.split_first_chunk()
+            {
+                self.begin_frame(*head);
+                bytes = payload;
+                continue;
             }
+            let copied = next.len().min(FRAME_HEAD_BYTES - self.received);
+            self.head[self.received..self.received + copied].copy_from_slice(&next[..copied]);
+            self.received += copied;
+            if self.received < FRAME_HEAD_BYTES {
+                return;
+            }
+            self.received = 0;
+            self.begin_frame(self.head);
+            bytes = &next[copied..];
         }
+        self.rest -= bytes.len();
     }
 
-    fn begin_frame(&mut self) {
-        let [a, b, c, kind, flags, ..] = self.head;
+    fn begin_frame(&mut self, head: [u8; FRAME_HEAD_BYTES]) {
+        let [a, b, c, kind, flags, ..] = head;
         self.rest = u32::from_be_bytes([0, a, b, c]) as usize;
         if kind != HEADERS && kind != CONTINUATION {
             return;
         }
-        if flags & END_HEADERS == 0 {
-            self.unfinished_bytes += self.rest;
-        } else {
+        self.unfinished_bytes += self.rest;
+        self.is_last = flags & END_HEADERS != 0;
+    }
+
+    fn end_frame(&mut self) {
+        if self.is_last {
+            self.is_last = false;
             self.unfinished_bytes = 0;
         }
     }
@@ -74,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_unfinished_until_its_last_frame() {
+    fn a_block_is_unfinished_until_the_end_of_its_last_frame() {
         let data = 0;
         let frames = [
             (vec![b'P'; PREFACE_BYTES], 0),
@@ -84,7 +99,9 @@ mod tests {
             (frame(CONTINUATION, 0, 20), 120),
             (frame(CONTINUATION, 0, 0), 120),
             (frame(CONTINUATION, END_HEADERS, 20), 0),
+            (frame(HEADERS, END_HEADERS, 0), 0),
             (frame(HEADERS, 1, 7), 7),
+            (frame(CONTINUATION, END_HEADERS, 5)[..FRAME_HEAD_BYTES + 4].to_vec(), 12),
         ];
         for pieces in [1, 2, 9, 10, 1_000] {
             let mut blocks = HeaderBlocks::new();
@@ -96,6 +113,6 @@ mod tests {
         let all: Vec<u8> = frames.iter().flat_map(|(bytes, _)| bytes.clone()).collect();
         let mut blocks = HeaderBlocks::new();
         blocks.read(&all);
-        assert_eq!(blocks.unfinished_bytes(), 7);
+        assert_eq!(blocks.unfinished_bytes(), 12);
     }
 }

@@ -6,7 +6,10 @@
 
 use std::{
     pin::Pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -29,12 +32,17 @@ use super::{
     response::{Response, ResponseSender, Sent},
     service::{Decided, ResponseFuture},
 };
+use crate::budget::Exhausted;
 
 /// Maximum number of calls that are accepted before their responses are sent and other connections have their turn.
 const MAX_BATCH: usize = 32;
 
-/// Memory in bytes of the largest headers of a call, with the shortest names and values.
-const MAX_HEAD_MEMORY: usize = 400 * 1024;
+/// Maximum number of calls to tonic of a connection that wait for memory. Further ones are rejected.
+const MAX_NOT_BEGUN: usize = 2 * MAX_BATCH;
+/// Memory for each compressed byte of headers, in bytes: a byte can stand for a header.
+const HEAD_BYTES_PER_BYTE: usize = 170;
+/// Memory of the largest headers of a call, in bytes: those with the shortest names and values.
+const MAX_HEAD_BYTES: usize = 400 * 1024;
 
 /// The calls of a batch that are answered, with the streams for their responses.
 type ReadyCalls = SmallVec<[(SendResponse<Bytes>, Response); MAX_BATCH]>;
@@ -44,6 +52,8 @@ pub(super) struct ConnectionScope {
     pub(super) errors: Arc<CallerErrors>,
     pub(super) input: Arc<Input>,
     pub(super) send_timeout: Duration,
+    /// Number of calls to tonic that wait for memory.
+    pub(super) not_begun: AtomicUsize,
 }
 
 /// A connection and its calls.
@@ -120,8 +130,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
             response.record(&self.scope.errors);
             let memory = response.stream_bytes().map(|bytes| Box::new(self.scope.input.stream(bytes)));
             if let Some(sender) = response.send(&mut respond) {
-                let state = CallState::Sending(sender);
-                self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
+                let (state, scope) = (CallState::Sending(sender), Arc::clone(&self.scope));
+                self.waiting.push(WaitingCall { state, scope, memory, not_begun: None });
             }
         }
         if self.waiting.len() > waiting {
@@ -161,9 +171,9 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
             return Poll::Pending;
         }
         let input = &self.scope.input;
-        let new =
-            || Box::new(UnfinishedHead { memory: input.call(MAX_HEAD_MEMORY), end: Box::pin(sleep(STALL_TIMEOUT)) });
+        let new = || Box::new(UnfinishedHead { memory: input.call(0), end: Box::pin(sleep(STALL_TIMEOUT)) });
         let head = self.unfinished_head.get_or_insert_with(new);
+        head.memory.set(MAX_HEAD_BYTES.min(compressed * HEAD_BYTES_PER_BYTE));
         if let Poll::Ready(error) = head.memory.poll_end(context) {
             return Poll::Ready(dropped(error));
         }
@@ -187,12 +197,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
                 Decided::Now(response) => ready.push((respond, response)),
                 Decided::Later(future) => {
                     let state = CallState::Deciding { respond, future };
-                    self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory: None });
+                    let scope = Arc::clone(&self.scope);
+                    self.waiting.push(WaitingCall { state, scope, memory: None, not_begun: None });
+                }
+                Decided::ByTonic(_) if self.scope.not_begun.load(Relaxed) >= MAX_NOT_BEGUN => {
+                    ready.push((respond, Response::Error(dropped(Exhausted))));
                 }
                 Decided::ByTonic(future) => {
                     let state = CallState::Deciding { respond, future };
                     let memory = Some(Box::new(self.scope.input.call(TONIC_CALL_BYTES)));
-                    self.waiting.push(WaitingCall { state, scope: Arc::clone(&self.scope), memory });
+                    let (scope, not_begun) = (Arc::clone(&self.scope), Some(NotBegun::new(&self.scope)));
+                    self.waiting.push(WaitingCall { state, scope, memory, not_begun });
                 }
             }
         }
@@ -225,6 +240,24 @@ struct WaitingCall {
     scope: Arc<ConnectionScope>,
     /// The memory of a call to tonic, or of a stream.
     memory: Option<Box<Hold>>,
+    /// Present while a call to tonic waits for memory.
+    not_begun: Option<NotBegun>,
+}
+
+/// Counts a call to tonic among those that wait for memory, until it is dropped.
+struct NotBegun(Arc<ConnectionScope>);
+
+impl NotBegun {
+    fn new(scope: &Arc<ConnectionScope>) -> Self {
+        scope.not_begun.fetch_add(1, Relaxed);
+        Self(Arc::clone(scope))
+    }
+}
+
+impl Drop for NotBegun {
+    fn drop(&mut self) {
+        self.0.not_begun.fetch_sub(1, Relaxed);
+    }
 }
 
 enum CallState {
@@ -240,8 +273,11 @@ impl Future for WaitingCall {
         loop {
             match &mut call.state {
                 CallState::Deciding { respond, future } => {
-                    if !has_begun(&mut call.memory, context) {
-                        return respond.poll_reset(context).map(|_| Sent::Done);
+                    if call.not_begun.is_some() {
+                        if !has_begun(&mut call.memory, context) {
+                            return respond.poll_reset(context).map(|_| Sent::Done);
+                        }
+                        call.not_begun = None;
                     }
                     let Poll::Ready(response) = future.as_mut().poll(context) else {
                         if is_evicted(&mut call.memory, context) {

@@ -86,6 +86,11 @@ impl Hold {
         self.bytes += bytes;
     }
 
+    /// Changes the size to reserve, if it is larger than the reserved one.
+    pub(super) fn set(&mut self, bytes: usize) {
+        self.bytes = bytes;
+    }
+
     /// Waits until the memory is reserved. Completes with an error if it is needed for others.
     pub(super) fn poll_begin(&mut self, context: &Context<'_>) -> Poll<Result<(), Exhausted>> {
         match self.bytes.saturating_sub(self.memory.bytes()) {

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use futures_util::{FutureExt, TryFutureExt};
-use http::{HeaderValue, Request, header::CONTENT_TYPE};
+use http::{HeaderValue, Request, header::CONTENT_TYPE, request};
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
     envoy::service::{rate_limit_quota::v3::rate_limit_quota_service_server, ratelimit::v3::rate_limit_service_server},
@@ -178,7 +178,9 @@ impl Handler {
 
     fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Decided {
         let mut tonic_services = self.tonic_services.clone();
-        let request = for_tonic(request, input);
+        let (head, body) = request.into_parts();
+        let body = tonic::body::Body::new(TonicBody::new(body, input.message()));
+        let request = head_for_tonic(head).map(|()| body);
         Decided::ByTonic(Box::pin(async move {
             match tonic_services.call(request).await {
                 Ok(response) => Response::Tonic(Box::new(response)),
@@ -188,11 +190,10 @@ impl Handler {
     }
 }
 
-/// Returns a request with copies of the headers that tonic reads. All others, and their frames, would occupy memory while
-/// the call waits.
-fn for_tonic(request: Request<RequestBody>, input: &Input) -> Request<tonic::body::Body> {
-    let (head, body) = request.into_parts();
-    let mut read = Request::new(tonic::body::Body::new(TonicBody::new(body, input.message())));
+/// Returns a request with copies of its path and of the headers that tonic reads. All else, and the frames of the headers,
+/// would occupy memory while the call waits.
+fn head_for_tonic(head: request::Parts) -> Request<()> {
+    let mut read = Request::new(());
     *read.method_mut() = head.method;
     *read.version_mut() = head.version;
     // A path is always valid without its query.
@@ -263,3 +264,24 @@ const REFLECTED_SERVICES: [&str; 7] = [
 
 /// The names in the health service: `""` is the server, and envoyproxy/ratelimit uses the name `ratelimit`.
 pub(crate) const HEALTH_NAMES: [&str; 3] = ["", "ratelimit", rate_limit_service_server::SERVICE_NAME];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn calls_to_tonic_keep_only_what_tonic_reads() {
+        let query = "x".repeat(10_000);
+        let request = Request::post(format!("http://x/grpc.health.v1.Health/Watch?{query}"))
+            .header("content-type", "application/grpc")
+            .header("grpc-timeout", "1".repeat(MAX_TONIC_HEADER_BYTES + 1))
+            .header("x-other", "1");
+        let head = head_for_tonic(request.body(()).unwrap().into_parts().0);
+        assert_eq!(
+            (head.method(), head.uri().to_string()),
+            (&http::Method::POST, "/grpc.health.v1.Health/Watch".into())
+        );
+        let headers: Vec<_> = head.headers().iter().map(|(name, value)| (name.as_str(), value.as_bytes())).collect();
+        assert_eq!(headers, [("content-type", &b"application/grpc"[..])]);
+    }
+}
