@@ -36,6 +36,11 @@ impl StoredDrain {
     }
 }
 
+/// Returns whether the level has not drained at `now`.
+pub(super) fn is_ahead(state: &State, now: Micros) -> bool {
+    StoredDrain::read(state).is_some_and(|stored| stored.micros >= now.get())
+}
+
 impl DrainState {
     /// Reads the level at `now`, where `full` is the time in which the fullest level drains; `None` for a new counter.
     pub(super) fn read(

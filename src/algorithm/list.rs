@@ -130,6 +130,12 @@ macro_rules! algorithms {
                 match self { $(Self::$limiter(limiter) => limiter.has_expired(counted, now)),+ }
             }
 
+            /// See [`Limiter::is_ahead`].
+            #[must_use]
+            pub fn is_ahead(&self, state: &State, now: Micros) -> bool {
+                match self { $(Self::$limiter(limiter) => limiter.is_ahead(state, now)),+ }
+            }
+
             /// See [`Limiter::parts`].
             #[must_use]
             pub fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {

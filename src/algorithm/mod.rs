@@ -263,6 +263,14 @@ pub trait Limiter: Copy + Into<Algorithm> {
         false
     }
 
+    /// Returns whether the state contains hits of times after `now`, because the clock has stepped back. A bucket is
+    /// ahead until it has drained.
+    ///
+    /// A step before `now` could take a state that is ahead for one of a wrong clock.
+    fn is_ahead(&self, _state: &State, _now: Micros) -> bool {
+        false
+    }
+
     /// Returns the hits that the state contains, with the times for which they count, the oldest first. Empty for
     /// buckets, whose state is only a level.
     fn parts(&self, _state: &State, _now: Micros) -> Vec<CounterPart> {

@@ -57,11 +57,10 @@ pub(super) fn add_hits(algorithm: &Algorithm, state: &mut State, pending: Pendin
         return false;
     }
     let mut at = counted_at.clamp(now - MAX_AGE, now);
-    if at < now {
-        // For a bucket that is full, both times have the same result, and the earlier one could be too early for a
-        // state far ahead of it.
-        let peek = Operation { action: Action::Peek, cost: 0, now };
-        at = if algorithm.explain(state, peek, true).remaining == 0 { now } else { at };
+    if at < now && algorithm.is_ahead(state, now) {
+        // Seen from the earlier time, the state could be too far ahead. For a bucket, both times have the same result,
+        // but its maximum debt would be that of the earlier time.
+        at = now;
     }
     let action = if hits > 0 { Action::Take } else { Action::Refund };
     algorithm.recording().step(state, Operation { action, cost: hits.unsigned_abs(), now: at });
@@ -71,7 +70,13 @@ pub(super) fn add_hits(algorithm: &Algorithm, state: &mut State, pending: Pendin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, token_bucket::TokenBucket};
+    use crate::algorithm::{
+        MaxHits,
+        fixed_window::FixedWindow,
+        sliding_log::SlidingLog,
+        sliding_window::{SlidingWindow, WindowEdge},
+        token_bucket::TokenBucket,
+    };
 
     /// The beginning of a minute.
     const START: u64 = 1_763_672_400;
@@ -143,6 +148,28 @@ mod tests {
         assert_eq!(used(&bucket(), &state, 1_000), 3);
         assert!(add_hits(&bucket(), &mut state, pending(i64::MAX, 1_000), at(1_000)));
         assert_eq!(used(&bucket(), &state, 1_000), 610, "the maximum debt drains in a minute more than a full bucket");
+    }
+
+    /// Of two peers that were absent for a minute, the hits of the second one found a bucket deep in debt.
+    #[test]
+    fn old_hits_count_up_to_the_maximum_debt_of_the_present() {
+        let bucket: Algorithm = TokenBucket::new(1, Micros::from_secs(6), MaxHits::hard(14), false).unwrap().into();
+        let mut state = State::default();
+        assert!(add_hits(&bucket, &mut state, pending(13, 75_000), at(75_000)));
+        assert!(add_hits(&bucket, &mut state, pending(8, 0), at(75_000)));
+        assert_eq!(used(&bucket, &state, 75_000), 21);
+    }
+
+    #[test]
+    fn old_hits_do_not_erase_those_of_a_clock_that_has_stepped_back() {
+        let log = SlidingLog::new(MaxHits::hard(10), Micros::from_secs(10), Micros::ZERO, false).unwrap().into();
+        let sliding = SlidingWindow::new(MaxHits::hard(10), Micros::from_secs(10), 10, WindowEdge::Strict, false);
+        for algorithm in [log, sliding.unwrap().into()] {
+            let mut state = State::default();
+            assert!(add_hits(&algorithm, &mut state, pending(2, 69_000), at(69_000)));
+            assert!(add_hits(&algorithm, &mut state, pending(1, 1_000), at(10_000)));
+            assert_eq!(used(&algorithm, &state, 12_000), 3, "{algorithm:?}");
+        }
     }
 
     #[test]

@@ -34,17 +34,18 @@ const SCENARIOS: u64 = 5_000;
 
 #[test]
 fn every_decision_agrees_with_the_hits_that_were_delivered() {
-    // The environment variable SEED selects one scenario, which is printed.
-    if let Ok(seed) = std::env::var("SEED") {
-        let seed = seed.parse().expect("SEED is a number");
+    // The environment variable SEED selects one scenario, which is printed. FIRST_SEED and SCENARIOS select others.
+    if let Some(seed) = number_of("SEED") {
         let totals = replay(seed, Fault::None, true).unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
         println!("{totals:?}");
         return;
     }
-    let (seeds, sums) = (AtomicU64::new(0), Mutex::new((Totals::default(), Vec::new())));
+    let first = number_of("FIRST_SEED").unwrap_or_default();
+    let end = first + number_of("SCENARIOS").unwrap_or(SCENARIOS);
+    let (seeds, sums) = (AtomicU64::new(first), Mutex::new((Totals::default(), Vec::new())));
     let replay_some = || {
         while let seed = seeds.fetch_add(1, Relaxed)
-            && seed < SCENARIOS
+            && seed < end
         {
             let ended = replay(seed, Fault::None, false);
             let (totals, broken) = &mut *sums.lock().expect("no scenario has panicked");
@@ -69,12 +70,23 @@ fn every_decision_agrees_with_the_hits_that_were_delivered() {
     assert!(lies > 10_000, "{lies} lies");
 }
 
+/// Returns the number in an environment variable.
+fn number_of(variable: &str) -> Option<u64> {
+    let value = std::env::var(variable).ok()?;
+    Some(value.parse().expect("the variable is a number"))
+}
+
 /// Each planted fault breaks a law in some scenario, which proves that the checks work.
 #[test]
 fn planted_faults_are_found() {
-    for fault in
-        [Fault::AppliedTwice, Fault::EpochIgnored, Fault::ClockIgnored, Fault::BatchSkipped, Fault::LieBelieved]
-    {
+    for fault in [
+        Fault::AppliedTwice,
+        Fault::EpochIgnored,
+        Fault::ClockIgnored,
+        Fault::BatchSkipped,
+        Fault::RefundsSkipped,
+        Fault::LieBelieved,
+    ] {
         let found = (0..500).find_map(|seed| Some((seed, replay(seed, fault, false).err()?)));
         let (seed, broken) = found.unwrap_or_else(|| panic!("{fault:?} was not found"));
         println!("{fault:?}: seed {seed}: {broken}");

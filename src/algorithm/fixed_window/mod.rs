@@ -163,6 +163,10 @@ impl Limiter for FixedWindow {
         self.lease_ends(counted) <= now
     }
 
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        self.current(state, now).0 > now.get() / self.window.get()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let (number, _) = self.current(state, now);
         Micros::new((number + 1) * self.window.get())

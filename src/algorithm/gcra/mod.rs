@@ -5,7 +5,7 @@
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
-    bucket::Bucket, leased_bucket::LeasedBucket,
+    bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
 };
 
 /// A generic cell rate limiter.
@@ -60,6 +60,10 @@ impl Limiter for Gcra {
 
     fn recording(&self) -> Algorithm {
         Self(self.0.recording()).into()
+    }
+
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        drain_state::is_ahead(state, now)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

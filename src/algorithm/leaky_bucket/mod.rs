@@ -6,7 +6,7 @@
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
-    bucket::Bucket, leased_bucket::LeasedBucket,
+    bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
 };
 
 /// A leaky bucket.
@@ -66,6 +66,10 @@ impl Limiter for LeakyBucket {
 
     fn recording(&self) -> Algorithm {
         Self(self.0.recording()).into()
+    }
+
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        drain_state::is_ahead(state, now)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -256,6 +256,10 @@ impl Limiter for SlidingLog {
         counted + self.window <= now
     }
 
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        Self::newest(state).is_some_and(|newest| newest > now.get())
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         // A broken state must expire, too.
         Self::newest(state).map_or(now, |newest| Micros::new(newest).min(now + MAX_AHEAD)) + self.window

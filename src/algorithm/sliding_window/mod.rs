@@ -292,6 +292,10 @@ impl Limiter for SlidingWindow {
         start + Micros::new((u64::from(self.buckets) + 1) * self.bucket_width.get()) <= now
     }
 
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        state.number::<7>(0).is_some_and(|start| start > now.get())
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         let counters = self.counters(state, now);
         Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.bucket_width.get())

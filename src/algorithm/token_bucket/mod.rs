@@ -4,7 +4,7 @@
 
 use super::{
     Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
-    bucket::Bucket, leased_bucket::LeasedBucket, warm_up::WarmUp,
+    bucket::Bucket, drain_state, leased_bucket::LeasedBucket, warm_up::WarmUp,
 };
 
 /// A token bucket.
@@ -62,6 +62,10 @@ impl Limiter for TokenBucket {
 
     fn recording(&self) -> Algorithm {
         Self(self.0.recording()).into()
+    }
+
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        drain_state::is_ahead(state, now)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

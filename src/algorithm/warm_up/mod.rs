@@ -14,7 +14,7 @@ use smallvec::smallvec;
 
 use super::{
     Action, Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros, Operation, State,
-    drain_state::DrainState,
+    drain_state::{self, DrainState},
     drain_time::DrainTime,
     proportion,
     rate::{ExactDuration, Rate},
@@ -238,6 +238,10 @@ impl Limiter for WarmUp {
 
     fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
+    }
+
+    fn is_ahead(&self, state: &State, now: Micros) -> bool {
+        drain_state::is_ahead(state, now)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {

@@ -61,7 +61,7 @@ const MAX_BATCH_CHANGES: usize = 100_000 / SCALE;
 /// increment would be applied again if the clock jumped.
 pub const FORGET_AFTER: Micros = Micros::from_secs(600);
 /// Maximum difference between the time of a batch and the present with which two clocks count as equal.
-const CLOCK_AGREEMENT: Micros = Micros::new(50_000);
+pub const CLOCK_AGREEMENT: Micros = Micros::new(50_000);
 /// Maximum number of subscribers and of origins. The one that was silent for the longest time is forgotten first.
 const MAX_INSTANCES: usize = 1_000 / SCALE;
 

@@ -2,6 +2,9 @@
 
 use super::limit::{Limit, Model};
 
+/// An upper bound that is unknown.
+const UNKNOWN: u64 = u64::MAX / 4;
+
 /// The effect of an operation on a counter.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Effect {
@@ -22,8 +25,14 @@ pub(crate) struct Knowledge {
     level: u64,
     /// The latest time of an application. Hits count there if the clock has stepped back.
     latest: u64,
-    /// Times by other clocks that the state may contain, because copies are not converted.
+    /// The latest time of an operation since the member's clock last stepped back. A peek writes a time, too, if it
+    /// corrects a state that is too far ahead.
+    latest_step: u64,
+    /// Times besides these that the state may contain: from before the clock stepped back, and by other clocks, because
+    /// copies are not converted.
     foreign: Vec<u64>,
+    /// Times of a copy that were too far ahead to count. The hits of the copy can count when the clock comes near.
+    far_ahead: Vec<u64>,
 }
 
 impl Knowledge {
@@ -60,24 +69,42 @@ impl Knowledge {
         } else if let Effect::Hits(hits) = effect {
             self.upper.push((time, hits));
             if self.upper.len() > 400 {
-                self.upper.retain(|(time, _)| time + limit.horizon() > now);
+                self.merge_expired(limit, now);
             }
         }
         self.latest = time;
     }
 
-    /// Removes all hits from the lower model, because the member's clock has stepped back.
-    pub(crate) fn forget_lower(&mut self) {
+    /// Records an operation with or without an effect.
+    pub(crate) fn step(&mut self, now: u64) {
+        self.latest_step = self.latest_step.max(now);
+    }
+
+    /// Merges the hits of the upper model that have expired. They count again if the clock steps back.
+    fn merge_expired(&mut self, limit: &Limit, now: u64) {
+        let (expired, mut upper): (Vec<_>, Vec<_>) =
+            self.upper.iter().copied().partition(|(time, _)| time + limit.horizon() <= now);
+        if let Some(latest) = expired.iter().map(|(time, _)| *time).max() {
+            upper.push((latest, expired.iter().map(|(_, hits)| hits).sum()));
+        }
+        self.upper = upper;
+    }
+
+    /// Records that the member's clock has stepped back. Nothing counts for certain then.
+    pub(crate) fn step_clock_back(&mut self) {
         self.lower.clear();
+        self.foreign.push(std::mem::take(&mut self.latest_step));
     }
 
     /// Adds the upper bound of another member, whose clock can differ by any time.
     pub(crate) fn add_foreign(&mut self, limit: &Limit, other: &Self, now: u64) {
-        self.foreign.extend(other.foreign.iter().chain([&other.latest]));
-        // A time further ahead is corrected by the algorithm.
-        let plausible = self.foreign.iter().copied().filter(|time| *time <= now + limit.horizon() + 62_000_000);
-        let time = plausible.chain([self.latest, now]).max().unwrap_or_default();
-        let level = self.upper_used(limit, time) + other.level.max(limit.max_level());
+        self.foreign.extend(other.foreign.iter().chain([&other.latest, &other.latest_step]));
+        // A time further ahead is ignored or corrected by the algorithm.
+        let (plausible, far_ahead): (Vec<_>, Vec<_>) =
+            self.foreign.iter().copied().partition(|time| *time <= latest_plausible(limit, now));
+        self.far_ahead.extend(far_ahead);
+        let time = plausible.into_iter().chain([self.latest, now]).max().unwrap_or_default();
+        let level = self.known_upper(limit, time) + other.level.max(limit.max_level());
         self.upper.extend(other.upper.iter().map(|(_, hits)| (time, *hits)));
         self.upper.iter_mut().for_each(|(at, _)| *at = time);
         (self.level, self.latest) = (level, time);
@@ -101,6 +128,14 @@ impl Knowledge {
 
     /// Returns the number of hits that count at most, in units of [`Limit::hit_size`].
     pub(crate) fn upper_used(&self, limit: &Limit, now: u64) -> u64 {
+        let is_near = |time: &u64| *time > now && *time <= latest_plausible(limit, now);
+        if self.far_ahead.iter().any(is_near) {
+            return UNKNOWN;
+        }
+        self.known_upper(limit, now)
+    }
+
+    fn known_upper(&self, limit: &Limit, now: u64) -> u64 {
         if !limit.is_bucket() {
             return count(limit, self.upper.iter().copied(), now);
         }
@@ -109,6 +144,11 @@ impl Knowledge {
         }
         self.level.saturating_sub((now - self.latest).saturating_mul(limit.requests))
     }
+}
+
+/// Returns the latest time at which hits in a state can still count at `now`.
+fn latest_plausible(limit: &Limit, now: u64) -> u64 {
+    now + limit.horizon() + 62 * 1_000_000
 }
 
 /// Counts the hits of a window or a log by its definition. Times after `now` count fully.

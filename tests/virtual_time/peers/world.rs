@@ -45,6 +45,8 @@ pub(crate) enum Fault {
     ClockIgnored,
     /// The position moves past increments that are not applied.
     BatchSkipped,
+    /// Increments are applied without their refunds.
+    RefundsSkipped,
     /// A lying member sends batches of honest members that begin at the receiver's position.
     LieBelieved,
 }

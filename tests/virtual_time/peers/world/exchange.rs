@@ -1,16 +1,25 @@
 //! The exchange of the members: pulls, increments and copies.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, ops::RangeInclusive, sync::Arc};
 
 use sluicegate::{
     algorithm::Micros,
-    store::peers::{Batch, Pull},
+    store::peers::{Batch, CLOCK_AGREEMENT, Increment, Pull},
 };
 
 use super::{
-    Checked, Counted, Effect, Fault, MAX_LATENCY, MemberState, Model, World,
+    Checked, Counted, Effect, Fault, Limit, MAX_LATENCY, MemberState, World,
     event::{Copy, Event},
 };
+
+/// A counted operation that reaches another member.
+#[derive(Clone, Copy)]
+struct Delivered {
+    index: usize,
+    counted: Counted,
+    /// The earliest time with which the operation can be published, by the origin's clock.
+    stamp: u64,
+}
 
 impl World {
     pub(super) fn publish_at_interval(&mut self, member: usize) -> Checked {
@@ -99,6 +108,7 @@ impl World {
             }
             Fault::ClockIgnored => received.now = now,
             Fault::BatchSkipped if is_hit => received.increments.clear(),
+            Fault::RefundsSkipped => received.increments.iter_mut().for_each(remove_refunds),
             _ => {}
         }
         if self.members[to].peers.apply(&received, now) {
@@ -115,32 +125,63 @@ impl World {
 
     /// Adds the hits of an applied batch to the models of the receiver.
     ///
-    /// An increment contains the sum of hits and refunds. In the lower model all refunds come last, and in the upper
-    /// model first: a refund of an empty counter has no effect.
-    pub(super) fn deliver(&mut self, from: usize, to: usize, batch: &Batch, now: u64) -> Checked {
+    /// An increment contains the sum of its hits and refunds. In the lower model its refunds come last, and in the
+    /// upper model first: a refund of an empty counter has no effect. The increments are applied one by one: if a
+    /// refund has emptied a bucket, an old hit of the next increment only counts as far as it has not drained since its
+    /// admission.
+    fn deliver(&mut self, from: usize, to: usize, batch: &Batch, now: u64) -> Checked {
         self.totals.merged += u64::from(is_old(batch));
-        let published = self.members[from].published.range(batch.after + 1..=batch.until);
-        let delivered = published.flat_map(|(_, all)| all).map(|index| (*index, self.counted[*index]));
-        let (refunds, hits): (Vec<_>, Vec<_>) =
-            delivered.partition(|(_, counted)| matches!(counted.effect, Effect::Refund(_)));
-        for (_, counted) in refunds.iter().chain(&hits) {
-            let limit = &self.limits[counted.counter];
-            self.members[to].knowledge[counted.counter].add_upper(limit, counted.effect, now);
+        // The time by which hits can have expired at the origin, or at a receiver whose clock agrees.
+        let mut expiry_clock = self.members[from].latest_clock;
+        if now.abs_diff(batch.now.get()) <= CLOCK_AGREEMENT.get() {
+            expiry_clock = expiry_clock.max(now);
         }
-        for (index, counted) in hits.iter().chain(&refunds) {
-            self.deliver_lower(from, to, *index, counted, now)?;
+        let mut after = batch.after;
+        for increment in &batch.increments {
+            let delivered = self.delivered(from, after + 1..=increment.sequence);
+            let (refunds, hits): (Vec<_>, Vec<_>) =
+                delivered.into_iter().partition(|delivered| matches!(delivered.counted.effect, Effect::Refund(_)));
+            for operation in refunds.iter().chain(&hits) {
+                self.deliver_upper(to, operation, expiry_clock, now);
+            }
+            for operation in hits.iter().chain(&refunds) {
+                self.deliver_lower(from, to, operation, expiry_clock, now)?;
+            }
+            after = increment.sequence;
         }
         Ok(())
     }
 
-    pub(super) fn deliver_lower(
-        &mut self,
-        from: usize,
-        to: usize,
-        index: usize,
-        counted: &Counted,
-        now: u64,
-    ) -> Checked {
+    /// Returns the operations of one increment.
+    ///
+    /// An increment contains only the time of the last operation. It is earlier than those of the others if the clock
+    /// has stepped back in between.
+    fn delivered(&self, from: usize, sequences: RangeInclusive<u64>) -> Vec<Delivered> {
+        let mut delivered = Vec::new();
+        let mut earliest = [u64::MAX; 2];
+        for index in self.members[from].published.range(sequences).rev().flat_map(|(_, all)| all.iter().rev()) {
+            let counted = self.counted[*index];
+            let stamp = &mut earliest[counted.counter];
+            *stamp = counted.local.min(*stamp);
+            delivered.push(Delivered { index: *index, counted, stamp: *stamp });
+        }
+        delivered.reverse();
+        delivered
+    }
+
+    fn deliver_upper(&mut self, to: usize, delivered: &Delivered, expiry_clock: u64, now: u64) {
+        let counted = &delivered.counted;
+        let limit = self.limits[counted.counter];
+        // A merged increment that no longer counts is dropped with its refunds.
+        let may_be_dropped =
+            matches!(counted.effect, Effect::Refund(_)) && has_expired(&limit, delivered.stamp, expiry_clock);
+        if !may_be_dropped {
+            self.members[to].knowledge[counted.counter].add_upper(&limit, counted.effect, now);
+        }
+    }
+
+    fn deliver_lower(&mut self, from: usize, to: usize, delivered: &Delivered, expiry_clock: u64, now: u64) -> Checked {
+        let Delivered { index, counted, stamp } = *delivered;
         let limit = self.limits[counted.counter];
         let origin_clock = self.members[from].latest_clock;
         let receiver = &mut self.members[to];
@@ -148,14 +189,9 @@ impl World {
         if !is_new && !receiver.copied.remove(&index) {
             return Err(format!("hits are applied twice: {counted:?}"));
         }
-        // Hits that no longer count at the origin may be dropped there.
-        let has_expired = match limit.model {
-            Model::Bucket | Model::WarmUp => counted.local + limit.horizon() <= origin_clock,
-            _ => limit.algorithm.has_expired(Micros::new(counted.local), Micros::new(origin_clock)),
-        };
         // After a copy, a refund can be applied twice.
-        if is_new && !has_expired || matches!(counted.effect, Effect::Refund(_)) {
-            let age = (self.now - counted.at).max(origin_clock - counted.local);
+        if is_new && !has_expired(&limit, stamp, expiry_clock) || matches!(counted.effect, Effect::Refund(_)) {
+            let age = (self.now - counted.at).max(origin_clock - stamp);
             receiver.knowledge[counted.counter].add_lower(&limit, counted.effect, now - age, now);
         }
         let staleness = self.now - counted.at;
@@ -235,6 +271,20 @@ impl World {
         }
         (0..self.limits.len()).try_for_each(|counter| self.check_counter(to, counter))
     }
+}
+
+fn remove_refunds(increment: &mut Arc<Increment>) {
+    let Increment { sequence, published_at, limits, changes, .. } = &**increment;
+    let changes = changes.iter().copied().filter(|change| change.hits > 0).collect();
+    *increment = Arc::new(Increment::new(*sequence, *published_at, limits.clone(), changes));
+}
+
+/// Returns whether an operation with this time no longer counts by a clock, so that it may have been dropped.
+fn has_expired(limit: &Limit, stamp: u64, clock: u64) -> bool {
+    if limit.is_bucket() {
+        return stamp + limit.horizon() <= clock;
+    }
+    limit.algorithm.has_expired(Micros::new(stamp), Micros::new(clock))
 }
 
 /// Returns whether a batch contains increments that are no longer kept for all subscribers.

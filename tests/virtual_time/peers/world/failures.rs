@@ -40,7 +40,7 @@ impl World {
                 member.jumps += jump;
                 member.clock_offset += jump;
                 if jump < 0 {
-                    member.knowledge.iter_mut().for_each(Knowledge::forget_lower);
+                    member.knowledge.iter_mut().for_each(Knowledge::step_clock_back);
                 }
             }
         }

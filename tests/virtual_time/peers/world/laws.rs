@@ -51,6 +51,7 @@ impl World {
         let limit = self.limits[counter];
         let hit = Hit { action: Action::Peek, ..Hit::take(KEYS[counter], &limit.algorithm, 0) };
         let used = self.members[member].memory.apply(&[hit], Charge::Each, now)[0].unwrap().decision.used;
+        self.members[member].knowledge[counter].step(now.get());
         let (lower, upper) = self.bounds(member, counter, now.get());
         if limit.model != Model::WarmUp && !(lower..=upper).contains(&used) {
             return Err(format!("member {member} counts {used} hits instead of {lower} to {upper} by {limit:?}"));
