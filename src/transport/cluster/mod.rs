@@ -3,6 +3,7 @@
 //! Every instance has a `Follower` for each address of another one, which pulls its increments over one connection. A
 //! hung or slow instance delays only its own follower. The calls are gRPC with mutual TLS, on a listener of their own.
 
+mod answers;
 mod callers;
 mod calls;
 mod copy;
@@ -40,6 +41,7 @@ use tonic::service::Routes;
 
 pub use self::settings::{Settings, TlsSettings};
 use self::{
+    answers::Answers,
     callers::Callers,
     follower::{Context, Follower},
     members::{MemberState, Members},
@@ -63,7 +65,7 @@ use crate::{
 const PROTOCOL: u32 = 1;
 /// Maximum size of a response of another instance.
 const MAX_MESSAGE_BYTES: usize = 16 << 20;
-/// Maximum total size of incomplete calls of members, in bytes.
+/// Maximum total size of incomplete calls of members and of answers that they have not read, in bytes.
 const MAX_INPUT_BYTES: usize = 128 << 20;
 /// Maximum size of a request of another instance. A request has numbers only.
 const MAX_REQUEST_BYTES: usize = 4 << 10;
@@ -146,6 +148,7 @@ impl Cluster {
             phase: in_phase.clone(),
             overrides: Arc::clone(&overrides),
             callers: Callers::default(),
+            answers: Answers::new(&input),
             violations: Arc::clone(&violations),
             log_ignored_address: LogThrottle::default(),
         };

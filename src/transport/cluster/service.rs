@@ -2,12 +2,12 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
-    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
-use futures_util::{Stream, stream};
+use futures_util::stream;
+use prost::Message;
 use sluicegate_proto::sluicegate::cluster::v1::{self as proto, cluster_service_server::ClusterService};
 use tokio::{
     sync::watch,
@@ -15,7 +15,14 @@ use tokio::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{PROTOCOL, Phase, callers::Callers, members::Members, message, violation::Violations};
+use super::{
+    PROTOCOL, Phase,
+    answers::{Answers, PageStream, Part},
+    callers::Callers,
+    members::Members,
+    message,
+    violation::Violations,
+};
 use crate::{
     metrics::LogThrottle,
     service::{Clock, OverrideSync},
@@ -39,6 +46,7 @@ pub(super) struct Service {
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) overrides: Arc<OverrideSync>,
     pub(super) callers: Callers,
+    pub(super) answers: Answers,
     pub(super) violations: Arc<Violations>,
     pub(super) log_ignored_address: LogThrottle,
 }
@@ -60,7 +68,7 @@ impl Service {
 #[tonic::async_trait]
 impl ClusterService for Service {
     async fn pull(&self, request: Request<proto::PullRequest>) -> Result<Response<proto::PullResponse>, Status> {
-        let caller = request.extensions().get::<CallerAddress>().map(|caller| caller.0.ip().to_canonical());
+        let caller = caller_of(&request);
         let request = request.into_inner();
         check_protocol(request.protocol)?;
         let joined = *self.phase.borrow() == Phase::Following;
@@ -122,9 +130,10 @@ impl ClusterService for Service {
         }
     }
 
-    type CopyStream = Pin<Box<dyn Stream<Item = Result<proto::CopyPage, Status>> + Send>>;
+    type CopyStream = PageStream<proto::CopyPage>;
 
     async fn copy(&self, request: Request<proto::CopyRequest>) -> Result<Response<Self::CopyStream>, Status> {
+        let caller = caller_of(&request);
         check_protocol(request.into_inner().protocol)?;
         let positions = self.peers.copy_positions(self.clock.now()).into_iter();
         let first = proto::CopyPage {
@@ -133,35 +142,45 @@ impl ClusterService for Service {
             positions: positions.map(|(origin, sequence)| proto::Position { origin, sequence }).collect(),
             counters: Vec::new(),
         };
-        // A part is copied when the previous one has been sent, so a slow receiver holds one part in memory.
-        let pages =
-            stream::unfold((Arc::clone(&self.peers), 0, Vec::new()), |(peers, mut part, mut copies)| async move {
-                while copies.is_empty() {
-                    copies = peers.copy_part(part)?;
-                    part += 1;
-                }
-                let rest = copies.split_off(copies.len().min(COPIES_PER_PAGE));
-                Some((Ok(page(&copies)), (peers, part, rest)))
-            });
-        let first = stream::iter([Ok(first)]);
-        Ok(Response::new(Box::pin(futures_util::StreamExt::chain(first, pages))))
+        let bytes = first.encoded_len();
+        let first = Part { bytes, pages: Box::new(std::iter::once(first)) };
+        let peers = Arc::clone(&self.peers);
+        let counters = (0..).map_while(move |part| peers.copy_part(part)).filter(|copies| !copies.is_empty());
+        Ok(Response::new(self.answers.send(caller, stream::iter(std::iter::once(first).chain(counters.map(part_of))))))
     }
 
-    type OverridesStream = Pin<Box<dyn Stream<Item = Result<proto::OverridesPage, Status>> + Send>>;
+    type OverridesStream = PageStream<proto::OverridesPage>;
 
     async fn overrides(
         &self,
         request: Request<proto::OverridesRequest>,
     ) -> Result<Response<Self::OverridesStream>, Status> {
+        let caller = caller_of(&request);
         let request = request.into_inner();
         check_protocol(request.protocol)?;
-        let pages = message::encode_overrides(self.overrides.changes_for_peer(request.after).await);
-        Ok(Response::new(Box::pin(stream::iter(pages.into_iter().map(Ok)))))
+        let overrides = Arc::clone(&self.overrides);
+        let parts = stream::once(async move {
+            let pages = message::encode_overrides(overrides.changes_for_peer(request.after).await);
+            let bytes = pages.iter().map(Message::encoded_len).sum();
+            Part { bytes, pages: Box::new(pages.into_iter()) as Box<_> }
+        });
+        Ok(Response::new(self.answers.send(caller, parts)))
     }
 }
 
-fn page(copies: &[CounterCopy]) -> proto::CopyPage {
-    proto::CopyPage { counters: message::encode_copies(copies), ..proto::CopyPage::default() }
+fn caller_of<T>(request: &Request<T>) -> Option<IpAddr> {
+    request.extensions().get::<CallerAddress>().map(|caller| caller.0.ip().to_canonical())
+}
+
+/// Returns the pages of copied counters. Each is encoded when the previous one has been sent.
+fn part_of(copies: Vec<CounterCopy>) -> Part<proto::CopyPage> {
+    let heap_bytes: usize = copies.iter().map(|copy| copy.state.as_bytes().len()).sum();
+    let bytes = copies.len() * size_of::<CounterCopy>() + heap_bytes;
+    let pages = (0..copies.len()).step_by(COPIES_PER_PAGE).map(move |start| {
+        let end = copies.len().min(start + COPIES_PER_PAGE);
+        proto::CopyPage { counters: message::encode_copies(&copies[start..end]), ..proto::CopyPage::default() }
+    });
+    Part { bytes, pages: Box::new(pages) }
 }
 
 fn check_protocol(protocol: u32) -> Result<(), Status> {

@@ -1,0 +1,229 @@
+//! [`Answers`]: answers in pages, with a bound on their memory for callers that read slowly or not.
+
+use std::{
+    collections::HashMap,
+    future::poll_fn,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    task::{Context, Poll, Wake, Waker},
+};
+
+use foldhash::fast::RandomState;
+use futures_util::{Stream, StreamExt, stream};
+use tokio::sync::Mutex as AsyncMutex;
+use tonic::Status;
+
+use super::members::network_of;
+use crate::budget::{Budget, Exhausted, Reservation};
+
+/// The pages of an answer, or the error that ends it.
+pub(super) type PageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+type Pages<T> = Box<dyn Iterator<Item = T> + Send>;
+
+/// Pages that share memory.
+pub(super) struct Part<T> {
+    /// Memory of the part, in bytes, until the last page is read.
+    pub(super) bytes: usize,
+    pub(super) pages: Pages<T>,
+}
+
+/// The answers in pages that are in progress.
+#[derive(Clone)]
+pub(super) struct Answers {
+    budget: Budget,
+    making: Arc<Making>,
+}
+
+/// Locks under which parts are made one after the other, because their size is known only afterwards.
+#[derive(Default)]
+struct Making {
+    all: AsyncMutex<()>,
+    /// Only one part of a network waits for `all`, so that a network cannot delay others.
+    networks: Mutex<HashMap<IpAddr, Weak<AsyncMutex<()>>, RandomState>>,
+}
+
+/// The rest of the current part of an answer.
+enum Current<T> {
+    Nothing,
+    Part { pages: Pages<T>, _memory: Reservation },
+    Evicted,
+}
+
+/// The current part, which an eviction removes.
+struct Slot<T>(Mutex<Current<T>>);
+
+// === impl Answers ===
+
+impl Answers {
+    /// Creates answers with at most half of the memory of members.
+    pub(super) fn new(members: &Budget) -> Self {
+        Self { budget: members.share("answers to members", members.max_bytes() / 2), making: Arc::default() }
+    }
+
+    /// Returns the pages of the parts. A part is made when the pages of the previous one have been read. If other
+    /// answers need its memory, the oldest answer ends with an error.
+    pub(super) fn send<T: Send + 'static>(
+        &self,
+        caller: Option<IpAddr>,
+        parts: impl Stream<Item = Part<T>> + Send + 'static,
+    ) -> PageStream<T> {
+        let network = caller.map(network_of);
+        let slot = Arc::new(Slot(Mutex::new(Current::Nothing)));
+        let start = Some((self.clone(), slot, Box::pin(parts)));
+        Box::pin(stream::unfold(start, move |state| async move {
+            let (answers, slot, mut parts) = state?;
+            match answers.next_page(network, &slot, &mut parts).await {
+                Ok(Some(page)) => Some((Ok(page), Some((answers, slot, parts)))),
+                Ok(None) => None,
+                Err(exhausted) => Some((Err(Status::resource_exhausted(exhausted.to_string())), None)),
+            }
+        }))
+    }
+
+    async fn next_page<T: Send + 'static>(
+        &self,
+        network: Option<IpAddr>,
+        slot: &Arc<Slot<T>>,
+        parts: &mut (impl Stream<Item = Part<T>> + Unpin),
+    ) -> Result<Option<T>, Exhausted> {
+        loop {
+            if let Some(page) = slot.next_page()? {
+                return Ok(Some(page));
+            }
+            let of_network = self.making.of(network);
+            let _turn = of_network.lock().await;
+            let _all = self.making.all.lock().await;
+            let Some(part) = parts.next().await else {
+                return Ok(None);
+            };
+            let mut memory = self.budget.reservation();
+            let bytes = part.bytes.min(self.budget.max_bytes());
+            poll_fn(|context| memory.poll_grow(bytes, context)).await?;
+            slot.set(part.pages, memory);
+        }
+    }
+}
+
+// === impl Making ===
+
+impl Making {
+    /// Returns the lock of a network. Without an address, the lock is new.
+    fn of(&self, network: Option<IpAddr>) -> Arc<AsyncMutex<()>> {
+        let Some(network) = network else {
+            return Arc::default();
+        };
+        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(lock) = networks.get(&network).and_then(Weak::upgrade) {
+            return lock;
+        }
+        networks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = Arc::default();
+        networks.insert(network, Arc::downgrade(&lock));
+        lock
+    }
+}
+
+// === impl Slot ===
+
+impl<T> Slot<T> {
+    fn current(&self) -> MutexGuard<'_, Current<T>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the next page of the part; `None` if there is none.
+    fn next_page(&self) -> Result<Option<T>, Exhausted> {
+        let mut current = self.current();
+        let page = match &mut *current {
+            Current::Nothing => return Ok(None),
+            Current::Part { pages, .. } => pages.next(),
+            Current::Evicted => return Err(Exhausted),
+        };
+        if page.is_none() {
+            *current = Current::Nothing;
+        }
+        Ok(page)
+    }
+}
+
+impl<T: Send + 'static> Slot<T> {
+    /// Sets the next part, which an eviction of its memory removes.
+    fn set(self: &Arc<Self>, pages: Pages<T>, memory: Reservation) {
+        let mut current = self.current();
+        let waker = Waker::from(Arc::new(Eviction(Arc::downgrade(self))));
+        *current = match memory.poll_evicted(&Context::from_waker(&waker)) {
+            Poll::Ready(_) => Current::Evicted,
+            Poll::Pending => Current::Part { pages, _memory: memory },
+        };
+    }
+}
+
+/// Frees the part of a slot when its memory is evicted. The slot owns the memory, so the reference is a weak one.
+struct Eviction<T>(Weak<Slot<T>>);
+
+impl<T: Send + 'static> Wake for Eviction<T> {
+    fn wake(self: Arc<Self>) {
+        if let Some(slot) = self.0.upgrade() {
+            let part = std::mem::replace(&mut *slot.current(), Current::Evicted);
+            drop(part);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::budget::Victim;
+
+    fn answers() -> Answers {
+        Answers::new(&Budget::new("test", 200, Victim::Oldest))
+    }
+
+    /// Parts of 50 bytes with two pages each.
+    fn parts(count: u32) -> impl Stream<Item = Part<u32>> + Send + 'static {
+        stream::iter((0..count).map(|part| Part { bytes: 50, pages: Box::new([2 * part, 2 * part + 1].into_iter()) }))
+    }
+
+    #[tokio::test]
+    async fn all_pages_are_returned_in_order_and_their_memory_is_freed() {
+        let answers = answers();
+        let pages: Vec<u32> = answers.send(None, parts(10)).map(Result::unwrap).collect().await;
+        assert_eq!(pages, (0..20).collect::<Vec<_>>());
+        assert_eq!(answers.budget.used_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_oldest_answer_that_is_not_read_ends_for_a_new_one() {
+        let answers = answers();
+        let mut unread = Vec::new();
+        for number in 0..5 {
+            let mut pages = answers.send(Some(IpAddr::from([10, 0, 0, number])), parts(2));
+            assert_eq!(pages.next().await.unwrap().unwrap(), 0);
+            unread.push(pages);
+            assert!(answers.budget.used_bytes() <= 100);
+        }
+        for (number, pages) in unread.iter_mut().enumerate() {
+            let next = pages.next().await.unwrap();
+            if number < 3 {
+                assert_eq!(next.unwrap_err().code(), tonic::Code::ResourceExhausted);
+                assert!(pages.next().await.is_none());
+            } else {
+                assert_eq!(next.unwrap(), 1);
+            }
+        }
+        drop(unread);
+        assert_eq!(answers.budget.used_bytes(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_network_does_not_delay_others() {
+        let answers = answers();
+        let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
+        let lock = answers.making.of(Some(one));
+        let _turn = lock.lock().await;
+        let mut waiting = answers.send(Some(one), parts(1));
+        assert!(futures_util::FutureExt::now_or_never(waiting.next()).is_none());
+        assert_eq!(answers.send(Some(other), parts(1)).next().await.unwrap().unwrap(), 0);
+    }
+}
