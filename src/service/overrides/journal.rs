@@ -2,7 +2,11 @@
 
 use std::sync::{Arc, Mutex};
 
-use super::{ChangeError, OverrideSync, SyncState, all_versioned, lock, peer_limits::ValidVersions, sync};
+use super::{
+    ChangeError, OverrideSync, SyncState, all_versioned, lock,
+    peer_limits::{self, ValidVersions},
+    sync,
+};
 use crate::{
     engine::Overrides,
     store::{
@@ -73,18 +77,14 @@ impl OverrideSync {
             attempts += 1;
             let (mut journal, mut overrides) = (unloaded.unloaded(), before.without_stored());
             let versions = ValidVersions::at(self.clock.now());
-            let mut override_bytes = 0;
             let loaded = journal.load(|target, version, text| match text {
-                Some(text) => {
-                    if self.insert(&mut overrides, target, versions.repair(version), text) {
-                        override_bytes += target.len() + text.len();
-                    }
-                }
+                Some(text) => drop(self.insert(&mut overrides, target, versions.repair(version), text)),
                 None => sync::remove(&mut overrides, target),
             });
             match loaded {
                 Ok(mut cursor) => {
                     cursor.version = versions.repair(cursor.version);
+                    let override_bytes = overrides.iter().map(|entry| peer_limits::override_bytes(&entry)).sum();
                     return Ok(LoadedJournal { journal, overrides, override_bytes, cursor });
                 }
                 Err(JournalError::Changed { .. }) if attempts < MAX_READS => {}

@@ -204,6 +204,7 @@ impl OverrideSync {
         };
         if !peer_limits::has_room(&change, state.override_bytes, state.recent_bytes) {
             merged.ignored.over_budget += 1;
+            merged.is_deferred = true;
             return Ok(());
         }
         for OverrideChange { target, after, .. } in &change.changes {
@@ -241,6 +242,7 @@ impl OverrideSync {
                 merged.ignored.overrides += 1;
             } else if !peer_limits::has_room_for_override(&text, state.override_bytes) {
                 merged.ignored.over_budget += 1;
+                merged.is_deferred = true;
             } else {
                 self.store_rule_set(&state, &target, &text, rule_sets).await?;
                 newer.push((target, version, text));
@@ -251,7 +253,7 @@ impl OverrideSync {
         }
         self.write_journal_overrides(journal, &state, newer.clone()).await?;
         for (target, version, text) in &newer {
-            self.insert_counted(&mut state, target, *version, text);
+            self.replace(&mut state, target, *version, Some(text));
             state.cursor.version = state.cursor.version.max(*version);
         }
         Ok(())

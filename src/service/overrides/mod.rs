@@ -137,6 +137,9 @@ pub enum ChangeError {
         /// The version of the override, or 0 if it does not exist.
         version: u64,
     },
+    /// The journal has no room for more overrides.
+    #[error("the overrides have reached their maximum of 128 MiB; remove some, or use Redis as the store")]
+    Full,
     /// Redis cannot be reached, or it rejected the change.
     #[error("overrides cannot be stored")]
     Store(#[from] StoreError),
@@ -296,11 +299,7 @@ impl OverrideSync {
         let mut state = self.state.lock().await;
         let change = self.write(&mut state, requests, &info).await;
         let change = change.inspect_err(|error| {
-            tracing::warn!(
-                author = info.author,
-                error = crate::errors::chain(error),
-                "an override change was rejected"
-            );
+            tracing::warn!(author = info.author, error = self.logged_error(error), "an override change was rejected");
         })?;
         self.publish(&state);
         for OverrideChange { target, before, after } in &change.changes {
@@ -316,6 +315,23 @@ impl OverrideSync {
         match &self.value_hash {
             None => target.into(),
             Some(hash) => Target::parse(target).map_or("-".into(), |target| hash.mask(&target).to_string().into()),
+        }
+    }
+
+    /// Returns the text of an error as the log contains it.
+    fn logged_error(&self, error: &ChangeError) -> String {
+        let Some(hash) = &self.value_hash else {
+            return crate::errors::chain(error);
+        };
+        match error {
+            ChangeError::Conflict { target, version } => {
+                let target = self.logged(target).into_owned();
+                ChangeError::Conflict { target, version: *version }.to_string()
+            }
+            ChangeError::Invalid { target, source } => {
+                format!("{}: {}", hash.mask(target), crate::errors::chain(source))
+            }
+            _ => crate::errors::chain(error),
         }
     }
 

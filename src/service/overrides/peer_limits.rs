@@ -6,7 +6,10 @@
 use super::{MAX_AUTHOR_BYTES, MAX_REASON_BYTES, MAX_VALUE_BYTES, format, rule_sets};
 use crate::{
     algorithm::{MAX_NUMBER, Micros},
-    engine::{Overrides, overrides::Target},
+    engine::{
+        Overrides,
+        overrides::{Override, Target},
+    },
     rules::Options,
     store::overrides::{Change, MAX_CHANGES, OverrideChange},
 };
@@ -23,13 +26,14 @@ const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REAS
 const MAX_ID_BYTES: usize = 256;
 /// Maximum length of the information about a change. The reason may contain notes about conflicts.
 const MAX_INFO_BYTES: usize = 32 << 10;
-/// Maximum total number of bytes of overrides up to which those of members are merged.
-const MAX_OVERRIDE_BYTES: usize = 128 << 20;
+/// Maximum total number of bytes of the overrides in a journal. A small change may exceed it, an operator's by a sixteenth
+/// and a member's by an eighth: overrides of a member that lies leave room for operators, and members have room for
+/// every change that another one accepts from an operator.
+const MAX_OVERRIDE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 128 << 20 };
 /// Maximum number of bytes of the recent changes in memory up to which those of members are merged. The log of the
 /// journal has about four times this size.
 const MAX_RECENT_BYTES: usize = 16 << 20;
-/// Number of bytes of a change that is merged although a maximum is reached, up to an eighth more: a member that has
-/// filled the tables must not keep the changes of operators from others.
+/// Maximum number of bytes of a small change.
 const SMALL_CHANGE_BYTES: usize = 8 << 10;
 
 /// Versions that the changes of members can have now.
@@ -127,13 +131,30 @@ pub(super) fn change_bytes(change: &Change) -> usize {
     change.id.len() + change.info.len() + texts.sum::<usize>()
 }
 
+/// Returns the bytes of an override.
+pub(super) fn override_bytes(entry: &Override) -> usize {
+    entry.target.to_string().len() + format::write(entry).len()
+}
+
+/// Returns whether the change of an operator may be made, given the total bytes of overrides. Members could not merge
+/// others.
+pub(super) fn may_be_made(change: &Change, override_bytes: usize) -> bool {
+    let bytes = change_bytes(change);
+    let max = if bytes <= SMALL_CHANGE_BYTES { MAX_OVERRIDE_BYTES / 16 * 17 } else { MAX_OVERRIDE_BYTES };
+    removes_only(change) || override_bytes + bytes <= max
+}
+
+fn removes_only(change: &Change) -> bool {
+    change.changes.iter().all(|one| one.after.is_none())
+}
+
 /// Returns whether a change of a member may be merged, given the total bytes of overrides and of recent changes.
 pub(super) fn has_room(change: &Change, override_bytes: usize, recent_bytes: usize) -> bool {
     let bytes = change_bytes(change);
     let is_small = bytes <= SMALL_CHANGE_BYTES;
     let max = |max: usize| if is_small { max + max / 8 } else { max };
-    let removes_only = change.changes.iter().all(|one| one.after.is_none());
-    recent_bytes + bytes <= max(MAX_RECENT_BYTES) && (removes_only || override_bytes + bytes <= max(MAX_OVERRIDE_BYTES))
+    let fits = removes_only(change) || override_bytes + bytes <= max(MAX_OVERRIDE_BYTES);
+    recent_bytes + bytes <= max(MAX_RECENT_BYTES) && fits
 }
 
 /// Returns whether an override of a member may be merged, given the total bytes of overrides.

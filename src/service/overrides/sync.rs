@@ -187,14 +187,8 @@ impl OverrideSync {
     }
 
     pub(super) fn apply(&self, state: &mut SyncState, change: &Change) {
-        for OverrideChange { target, before, after } in &change.changes {
-            if let Some(text) = before {
-                state.override_bytes = state.override_bytes.saturating_sub(target.len() + text.len());
-            }
-            match after {
-                Some(text) => self.insert_counted(state, target, change.version, text),
-                None => remove(&mut state.overrides, target),
-            }
+        for OverrideChange { target, after, .. } in &change.changes {
+            self.replace(state, target, change.version, after.as_deref());
         }
         if state.recent.len() >= MAX_RECENT_CHANGES
             && let Some(oldest) = state.recent.pop_front()
@@ -206,11 +200,14 @@ impl OverrideSync {
         state.recent.push_back(change.clone());
     }
 
-    /// Inserts an override and adds its bytes. The bytes of the one that it replaces are subtracted by the caller, or
-    /// count until the next start.
-    pub(super) fn insert_counted(&self, state: &mut SyncState, target: &str, version: u64, text: &str) {
-        state.override_bytes += target.len() + text.len();
-        self.insert(&mut state.overrides, target, version, text);
+    /// Inserts an override, or removes it if there is no text, and counts its bytes.
+    pub(super) fn replace(&self, state: &mut SyncState, target: &str, version: u64, text: Option<&str>) {
+        state.override_bytes = state.override_bytes.saturating_sub(bytes_of(&state.overrides, target));
+        match text {
+            Some(text) => drop(self.insert(&mut state.overrides, target, version, text)),
+            None => remove(&mut state.overrides, target),
+        }
+        state.override_bytes += bytes_of(&state.overrides, target);
     }
 
     /// Removes expired overrides from the store, and publishes a new snapshot when a switch expires.
@@ -283,6 +280,12 @@ impl OverrideSync {
 }
 
 /// Removes the override of a target. A target that cannot be parsed has none.
+/// Returns the bytes of the override of a target, or 0 if there is none.
+fn bytes_of(overrides: &Overrides, target: &str) -> usize {
+    let entry = Target::parse(target).ok().and_then(|target| overrides.get(&target));
+    entry.map_or(0, |entry| peer_limits::override_bytes(&entry))
+}
+
 pub(super) fn remove(overrides: &mut Overrides, target: &str) {
     if let Ok(target) = Target::parse(target) {
         overrides.remove(&target);

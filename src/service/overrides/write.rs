@@ -1,6 +1,8 @@
 //! Validation of [`ChangeRequest`]s, and the write of a change to the store.
 
-use super::{ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, format, new_override};
+use super::{
+    ChangeError, ChangeInfo, ChangeRequest, MAX_VALUE_BYTES, OverrideSync, SyncState, format, new_override, peer_limits,
+};
 use crate::{
     algorithm::Micros,
     engine::{Overrides, overrides::Target},
@@ -71,6 +73,9 @@ impl OverrideSync {
         let (cursor, change) = match &self.store {
             OverrideStore::Journal(journal) => {
                 let change = self.next_change(state, id, info_json, writes)?;
+                if !peer_limits::may_be_made(&change, state.override_bytes) {
+                    return Err(ChangeError::Full);
+                }
                 self.write_journal(journal, state, change).await?
             }
             OverrideStore::Redis(redis) => self.write_redis(redis, state, (&id, &info_json), &writes).await?,

@@ -188,6 +188,7 @@ pub(super) fn reject(error: &AdminError) -> Status {
         AdminError::Change(ChangeError::Invalid { .. } | ChangeError::Info | ChangeError::Count) => {
             Status::invalid_argument(message)
         }
+        AdminError::Change(ChangeError::Full) => Status::resource_exhausted(message),
         AdminError::Change(ChangeError::Journal(JournalError::Locked { .. })) => Status::failed_precondition(message),
         AdminError::Change(ChangeError::Journal(JournalError::Changed { .. })) => Status::unavailable(message),
         AdminError::Change(ChangeError::Journal(_)) => Status::internal(message),

@@ -428,3 +428,40 @@ async fn an_action_as_old_as_the_oldest_logged_change_enters_the_audit_log() {
     one.merge(PeerOverrides { changes, ..PeerOverrides::default() }).await.unwrap();
     assert_eq!(reasons(&one).await[0], "reset");
 }
+
+/// A member fills the maximum with overrides that an operator could have set. The change of an operator is
+/// rejected, or it waits until there is room.
+#[tokio::test]
+async fn a_full_table_rejects_changes_or_lets_them_wait() {
+    let (full, other) = (member(), member());
+    let mut number = 0;
+    let mut ignored = 0;
+    while ignored == 0 {
+        number += 1;
+        let target = format!("limit|api|user={}{number}", "x".repeat(1_000));
+        let after = serde_json::json!({"w": "1/year", "a": "mallory", "r": "x".repeat(1_000), "t": 1}).to_string();
+        let changes = vec![OverrideChange { target, before: None, after: Some(after) }];
+        let change = Change { version: number, id: number.to_string(), info: "{}".into(), changes };
+        let merged = full.merge(PeerOverrides { changes: vec![change], ..PeerOverrides::default() }).await.unwrap();
+        ignored = merged.ignored.over_budget;
+    }
+    assert!(number > 200, "{number}");
+    let request = |user: &str, value: Option<&str>| ChangeRequest {
+        target: Target::parse(&format!("limit|api|user={user}")).unwrap(),
+        value: value.map(str::to_owned),
+        until: None,
+        expected: None,
+    };
+    let info = || ChangeInfo { author: "alice".into(), reason: "y".repeat(1_000), at: 0 };
+    let rejected = full.change(&[request("bob", Some("1/year"))], info()).await;
+    assert!(matches!(rejected, Err(ChangeError::Full)), "{rejected:?}");
+    let long = "y".repeat(1_010);
+    other.change(&[request(&long, Some("5/year"))], info()).await.unwrap();
+    let from_other = other.changes_for_peer(None).await;
+    let merged = full.merge(from_other.clone()).await.unwrap();
+    assert!(merged.is_deferred && merged.ignored.over_budget > 0, "{merged:?}");
+    let removed = [1, 2].map(|number| request(&format!("{}{number}", "x".repeat(1_000)), None));
+    full.change(&removed, info()).await.unwrap();
+    assert!(!full.merge(from_other).await.unwrap().is_deferred);
+    assert!(limits(&full).await.contains(&(long, 5)));
+}
