@@ -28,6 +28,8 @@ use crate::{
     transport::grpc::{self, RequestError},
 };
 
+const MALFORMED: &str = "the body is not a valid RateLimitRequest in JSON";
+
 /// The descriptors of the request and the response. Never `None`: the descriptor set is embedded in the program.
 static MESSAGES: LazyLock<Option<(MessageDescriptor, MessageDescriptor)>> = LazyLock::new(|| {
     let pool = DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok()?;
@@ -42,7 +44,11 @@ static MESSAGES: LazyLock<Option<(MessageDescriptor, MessageDescriptor)>> = Lazy
 pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) -> Response {
     let message = match transcode(&body) {
         Ok(message) => message,
-        Err(error) => return reject(&handlers, &RequestError::malformed(error)),
+        Err(error) => {
+            // The error can quote values, which the log does not contain.
+            handlers.errors.record(&RequestError::malformed(MALFORMED));
+            return error_response(StatusCode::BAD_REQUEST, &error);
+        }
     };
     drop(body);
     let request = match grpc::decode(&message, &handlers.limits) {
@@ -118,7 +124,7 @@ fn read(body: &[u8]) -> Result<Vec<u8>, String> {
     let mut json = serde_json::Deserializer::from_slice(body);
     let message = DynamicMessage::deserialize(descriptor.clone(), &mut json);
     let message = message.and_then(|message| json.end().map(|()| message));
-    let message = message.map_err(|error| format!("the body is not a valid RateLimitRequest in JSON: {error}"))?;
+    let message = message.map_err(|error| format!("{MALFORMED}: {error}"))?;
     Ok(message.encode_to_vec())
 }
 
