@@ -191,7 +191,8 @@ impl Sketches {
         let is_current = self.0.back().is_some_and(|sketch| sketch.start >= start);
         if !is_current {
             let sampling_interval = self.0.back().map_or(1, |sketch| sketch.sampling_interval);
-            if self.0.len() >= MAX_WINDOWS {
+            // Names are stored for five minutes, or until the next request.
+            while self.0.len() >= MAX_WINDOWS || self.0.front().is_some_and(|oldest| !oldest.is_recent(now)) {
                 self.0.pop_front();
             }
             self.0.push_back(Sketch { start, sampling_interval, ..Sketch::default() });
@@ -293,6 +294,21 @@ mod tests {
         let mut sketches = Sketches::default();
         sketches.current(Micros::ZERO).sampling_interval = 8;
         assert_eq!(sketches.current(WINDOW).sampling_interval, 8);
+    }
+
+    #[test]
+    fn only_the_last_five_minutes_are_kept() {
+        let mut sketches = Sketches::default();
+        let mut starts_at = |minute: u64| {
+            sketches.current(Micros::new(minute * WINDOW.get()));
+            sketches.0.iter().map(|sketch| sketch.start.get() / WINDOW.get()).collect::<Vec<_>>()
+        };
+        for minute in 0..5 {
+            starts_at(minute);
+        }
+        assert_eq!(starts_at(5), [1, 2, 3, 4, 5]);
+        assert_eq!(starts_at(8), [4, 5, 8]);
+        assert_eq!(starts_at(60), [60]);
     }
 
     fn record(top: &TopEntities, worker: usize, user: &str, hits: u64, allowed: bool, now: u64) {

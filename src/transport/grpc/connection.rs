@@ -47,6 +47,8 @@ const SMALL_FRAMES_BUDGET: usize = 512 * 1024;
 /// Maximum size of the headers of a call, in bytes. Envoy forwards `tracestate` and other headers of its caller, which can
 /// have 60 KiB.
 const MAX_HEADER_BYTES: u32 = 80 * 1024;
+/// Maximum number of calls of a connection that were reset before they were accepted (CVE-2023-44487).
+const MAX_PENDING_RESETS: usize = 20;
 
 /// Context of a connection, besides its stream and its handler.
 pub(super) struct ConnectionContext {
@@ -204,6 +206,7 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
         .initial_connection_window_size(WINDOW_BYTES)
         .data_frame_budget(SMALL_FRAMES_BUDGET)
         .max_concurrent_streams(settings.max_concurrent_streams)
+        .max_pending_accept_reset_streams(MAX_PENDING_RESETS)
         .max_header_list_size(MAX_HEADER_BYTES);
     // A timeout is reported like one of the settings, the nearest error of HTTP/2.
     let handshake = timeout(HANDSHAKE_TIMEOUT, builder.handshake(stream)).await;

@@ -30,6 +30,7 @@ use self::{
     recent::{MAX_RECENT_CHANGES, RecentChanges},
 };
 use super::{Change, Cursor, Versioned};
+use crate::files;
 
 /// Number of obsolete lines, besides one per override and the recent changes, above which the file is rewritten.
 const REWRITE_SLACK: usize = 1_000;
@@ -309,7 +310,7 @@ impl Journal {
             return Ok(self.rule_sets.get(digest).cloned());
         };
         let path = rule_set_path(file.path(), digest);
-        match fs::read_to_string(&path) {
+        match files::read_to_string(&path, files::MAX_BYTES) {
             Ok(text) => Ok(Some(text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(JournalError::File { path, source }),
