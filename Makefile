@@ -1,5 +1,5 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload model fuzz soak mutants profile book dist fmt clippy doc deny \
+.PHONY: help run release test verify fix proto bench accuracy overload model fuzz attacks soak mutants profile book dist fmt clippy doc deny \
   advisories
 
 help: ## Print this list.
@@ -45,6 +45,10 @@ model: ## Search the states of the protocols that hand something out once, more 
 SECONDS ?= 60
 fuzz: ## Run each fuzz target for a minute, or SECONDS=n (needs cargo-fuzz).
 	fuzz/run.py --seconds $(SECONDS)
+
+attacks: release ## Measure the latencies of calls and health checks while all attacks of the tests run.
+	SLUICEGATE_BINARY=$(CURDIR)/target/release/sluicegate \
+	  cargo test --test integration -- --ignored --nocapture latencies_during_all_attacks
 
 HOURS ?= 1
 SEED ?= 1

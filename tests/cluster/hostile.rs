@@ -30,6 +30,7 @@ use crate::{
     support::{
         DEADLINE,
         certificates::{Authority, Files},
+        raw_grpc::{self, Raw},
         server::{Builder, command},
         wait_for,
     },
@@ -139,6 +140,21 @@ async fn another_version_of_the_exchange_is_rejected() {
             assert!(status.message().contains(&expected), "{status}");
         }
     }
+}
+
+/// The maximum is 4 KiB.
+#[tokio::test]
+async fn requests_have_a_maximum_size() {
+    const OUT_OF_RANGE: &str = "11";
+    let members = Members::start(1, RULES).await;
+    let mut raw = Raw::connect_to(members.group.addresses[0], 65_535).await;
+    for (bytes, status) in [(3 << 10, "0"), (5 << 10, OUT_OF_RANGE), (3 << 10, "0")] {
+        let unknown = raw_grpc::field(15, &vec![0; bytes]);
+        let message = [pull(0, 0).encode_to_vec(), unknown].concat();
+        let answer = raw.send("/sluicegate.cluster.v1.ClusterService/Pull", raw_grpc::frame(&message)).await;
+        assert_eq!(answer.0, status, "{bytes} bytes: {}", answer.1);
+    }
+    members.assert_no_panic();
 }
 
 #[tokio::test]

@@ -26,7 +26,14 @@ use crate::{
         foreign_member::{Pages, serve},
         members::{Group, Member, Members, hits_of},
     },
-    support::{DEADLINE, Operator, request_for, server::Builder, wait_for, wait_for_async},
+    support::{
+        DEADLINE, Operator, descriptor,
+        http2_frames::{ACK, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, PING, SETTINGS, call_headers, frame},
+        operator::OPERATE,
+        raw_client, raw_grpc, request_for,
+        server::Builder,
+        wait_for, wait_for_async,
+    },
 };
 
 const RULES: &str = "
@@ -399,6 +406,26 @@ async fn messages_with_millions_of_empty_items_are_rejected() {
     }
 }
 
+/// Answers to pulls with an increment that only has an unknown field. The maximum is 16 MiB.
+#[tokio::test]
+async fn answers_have_a_maximum_size() {
+    let group = Group::new(1, RULES);
+    for (bytes, is_accepted) in [(15 << 20, true), (17 << 20, false)] {
+        let liar = Liar { increments: vec![raw_grpc::field(15, &vec![0; bytes]).into()], ..Liar::new() };
+        let pulls = Arc::clone(&liar.pulls);
+        let victim = Member::start(member_with(&group, 0, &[serve(liar)])).await;
+        if is_accepted {
+            // The first answer has no increments.
+            wait_for("two answers to be accepted", || (pulls.load(Relaxed) > 3).then_some(()));
+            assert_eq!(violations(&victim.server, "message"), 0.0);
+        } else {
+            wait_for_violation(&victim.server, "message");
+            let log = victim.server.log();
+            assert!(log.contains("peer breaks the protocol"), "{log}");
+        }
+    }
+}
+
 fn rule_set(rules: &str) -> RuleSet {
     let text = serde_json::to_string(&[("d.yaml", rules)]).unwrap();
     let digest = Sha256::digest(text.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -549,4 +576,73 @@ async fn unfinished_requests_take_no_memory() {
         members.wait_for_remaining("window", before - 2).await;
     }
     members.assert_no_panic();
+}
+
+/// Sets the limits of 500 descriptors with targets of 4,000 bytes.
+fn set_long_overrides(member: &Operator) {
+    for call in 0..5 {
+        let change = |number: u32| {
+            let value = |key: &str| format!("{call}-{number}-{key}{}", "x".repeat(980));
+            let entry = |key: &str| serde_json::json!({ "key": key, "value": value(key) });
+            let entries = ["user", "a", "b", "c"].map(entry);
+            let target = serde_json::json!({ "limit": { "domain": "d", "entries": entries } });
+            serde_json::json!({ "target": target, "value": "5/year" })
+        };
+        let body = serde_json::json!({ "changes": (0..100).map(change).collect::<Vec<_>>() });
+        let (code, answer) = member.call(OPERATE, "PutOverrides", &body.to_string());
+        assert_eq!(code, 200, "{answer}");
+    }
+}
+
+/// Calls a method 30 times on one connection, without a window for the answers. Returns when the member has received
+/// the calls, or has closed the connection.
+async fn call_without_window(address: SocketAddr, method: &str) -> Frames {
+    let path = format!("/sluicegate.cluster.v1.ClusterService/{method}");
+    // Both methods have the version of the exchange as their first field.
+    let message = raw_grpc::frame(&CopyRequest { protocol: 1 }.encode_to_vec());
+    let mut frames = Frames::connect_to(address).await;
+    // SETTINGS_INITIAL_WINDOW_SIZE is 0.
+    let mut bytes = frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    for call in 0..30 {
+        bytes.extend(frame(HEADERS, END_HEADERS, 2 * call + 1, &call_headers(&path)));
+        bytes.extend(frame(DATA, END_STREAM, 2 * call + 1, &message));
+    }
+    bytes.extend(frame(PING, 0, 0, &[0; 8]));
+    frames.send(&bytes).await;
+    while frames.next().await.is_some_and(|frame| frame.kind != PING || frame.flags & ACK == 0) {}
+    frames
+}
+
+/// Answers of four megabytes that are requested 600 times and never read, and 600 copies. A newcomer still gets its
+/// own answers.
+#[tokio::test]
+async fn answers_that_are_not_read_have_a_maximum_and_keep_nobody_out() {
+    let group = Group::new(2, RULES);
+    let member = Operator::with(member_with(&group, 0, &[]));
+    set_long_overrides(&member);
+    member.ctl(&["limit", "set", "d", "user=bob", "77/year"]);
+    let client = member.server.client().await;
+    assert!(client.check(hits_of("window", 135)).await.unwrap().allowed());
+    for call in 0..30 {
+        let user = |number: u32| descriptor(&[("user", &*format!("{call}-{number}"))]);
+        let users = (0..100).map(user);
+        client.check(users.fold(raw_client::Request::new("d"), raw_client::Request::descriptor)).await.unwrap();
+    }
+    let before = member.server.resident_memory();
+    let mut unread = Vec::new();
+    for method in ["Overrides", "Copy"] {
+        for _ in 0..20 {
+            unread.push(call_without_window(group.addresses[0], method).await);
+        }
+    }
+    let grown = || member.server.resident_memory().saturating_sub(before);
+    wait_for("the answers to take memory", || (grown() > 32 << 20).then_some(()));
+    let newcomer = Operator::with(member_with(&group, 1, &group.addresses[..1]));
+    wait_for_limit(&newcomer, "bob", 77).await;
+    wait_for_async("the hits", async || (remaining(&newcomer, "window").await == 865).then_some(())).await;
+    let grown = member.server.peak_memory().saturating_sub(before);
+    assert!(grown < MAX_GROWTH, "{grown} bytes");
+    let log = member.server.log();
+    assert!(!log.contains("panicked"), "{log}");
+    drop(unread);
 }

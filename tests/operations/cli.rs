@@ -139,6 +139,8 @@ fn settings_are_layered_and_printed_without_secrets() {
         out.contains("timeout = \"7ms\"") && out.contains("redis://:***@host:1") && !out.contains("hunter2"),
         "{out}"
     );
+    // The last line is the largest memory that callers can make the process hold.
+    assert!(out.lines().last().is_some_and(|line| line.ends_with(" in total")), "{out}");
 }
 
 #[test]

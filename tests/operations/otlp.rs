@@ -77,7 +77,7 @@ impl Collector {
 /// Sends a request with this trace context.
 async fn send(server: &Server, traceparent: &str) {
     let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect().await.unwrap();
-    let entry = Entry { key: "user".into(), value: "x".into() };
+    let entry = Entry { key: "user".into(), value: "carol".into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
     let message = RateLimitRequest { domain: "example".into(), descriptors: vec![descriptor], hits_addend: 0 };
     let mut request = Request::new(message);
@@ -111,6 +111,9 @@ async fn a_callers_sampled_trace_is_continued() {
     assert_eq!(spans[0].parent_span_id, 0xb7ad_6b71_6920_3331_u64.to_be_bytes());
     let attributes = format!("{:?}", spans[0].attributes);
     assert!(attributes.contains("\"example\"") && attributes.contains("\"ok\""), "{attributes}");
+    let keys: Vec<_> = spans[0].attributes.iter().map(|attribute| attribute.key.as_str()).collect();
+    assert_eq!(keys, ["domain", "outcome"]);
+    assert!(!format!("{requests:?}").contains("carol"), "no export contains the value of an entry: {requests:?}");
 }
 
 /// Traces and metrics are exported over HTTP, with a configured service name.

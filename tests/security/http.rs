@@ -9,7 +9,9 @@ use tokio::io::AsyncWriteExt;
 
 use crate::support::{
     DEADLINE, Operator, Server,
-    http2_frames::{END_HEADERS, END_STREAM, GREETING_WITHOUT_WINDOW, HEADERS, frame, get_headers},
+    http2_frames::{
+        ACK, END_HEADERS, END_STREAM, Frames, GREETING_WITHOUT_WINDOW, HEADERS, SETTINGS, frame, get_headers,
+    },
     operator::{OPERATE, READ},
     rules,
     server::{get, post},
@@ -59,7 +61,8 @@ fn unfinished_bodies_share_a_budget_and_complete_ones_are_handled() {
     }
     let head = response_head(&mut unfinished[0]);
     assert!(head.starts_with("HTTP/1.1 503"), "{head}");
-    wait_for("the rejected bodies to be counted", || (rejected(&server, "http", "no_memory") >= 80.0).then_some(()));
+    // Ten bodies fit into the quarter of the listener, because each needs its size twice.
+    wait_for("the rejected bodies to be counted", || (rejected(&server, "http", "no_memory") >= 90.0).then_some(()));
     let lines = server.log().matches("rejecting requests").count();
     assert_eq!(lines, 1, "{}", server.log());
     assert_eq!(rejected(&server, "http", "too_slow"), 0.0);
@@ -110,6 +113,30 @@ fn each_kind_of_body_has_a_maximum_size() {
         assert!(head.starts_with("HTTP/1.1 413"), "{path}: {head}");
         assert_eq!(rejected(server, "http", "too_large"), before + 1.0, "{path}");
     }
+}
+
+#[test]
+fn heads_have_a_maximum_size() {
+    let server = Server::builder().start();
+    for (bytes, code) in [(15_000, 200), (17_500, 431)] {
+        let start = "GET /healthcheck HTTP/1.1\r\nhost: x\r\na: ";
+        let value = "x".repeat(bytes - start.len() - "\r\n\r\n".len());
+        let mut stream = TcpStream::connect(server.http).unwrap();
+        stream.set_read_timeout(Some(DEADLINE)).unwrap();
+        // The service may have rejected the request by now.
+        let _ = stream.write_all(format!("{start}{value}\r\n\r\n").as_bytes());
+        let head = response_head(&mut stream);
+        assert!(head.starts_with(&format!("HTTP/1.1 {code}")), "{bytes} bytes: {head}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_has_a_maximum_of_concurrent_requests() {
+    let server = Server::builder().start();
+    let mut frames = Frames::connect_to(server.http).await;
+    let settings = frames.next_with(|frame| frame.kind == SETTINGS && frame.flags & ACK == 0).await;
+    // SETTINGS_MAX_CONCURRENT_STREAMS is 32.
+    assert!(settings.payload.chunks(6).any(|setting| setting == [0, 3, 0, 0, 0, 32]), "{settings:?}");
 }
 
 /// Begins HTTP/2 requests whose responses have no window, so that the service cannot send them.

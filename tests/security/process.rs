@@ -1,4 +1,4 @@
-//! The process writes no core dump, and needs no capability.
+//! The process writes no core dump, needs no capability, and creates files with the permissions of its umask.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Server, raw_client::Client, request_for, rules, server::Builder};
+use crate::support::{Operator, Server, raw_client::Client, request_for, rules, server::Builder, wait_for};
 
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
 /// A user without an entry in any file.
@@ -77,6 +77,28 @@ async fn the_service_needs_no_capability() {
     server.signal("TERM");
     assert!(server.wait().await.success());
     assert!(fs::read_dir(installation.data("traffic")).unwrap().count() > 0, "requests are recorded");
+}
+
+#[tokio::test]
+async fn files_have_the_permissions_that_the_umask_leaves() {
+    for (umask, expected) in [("077", 0o600), ("022", 0o644)] {
+        let (folder, data) = (rules(&[("api.yaml", RULES)]), tempfile::tempdir().unwrap());
+        let (traffic, overrides) = (data.path().join("traffic"), data.path().join("overrides"));
+        let builder = Server::builder()
+            .rules(folder.path())
+            .set("record.dir", traffic.to_str().unwrap())
+            .set("record.share", "1")
+            .set("overrides.file", overrides.to_str().unwrap());
+        let operator = Operator::with(builder.umask(umask));
+        operator.server.client().await.check(request_for("api", &[("user", "bob")])).await.unwrap();
+        operator.ctl(&["limit", "set", "api", "user=bob", "9/year"]);
+        let first = || Some(fs::read_dir(&traffic).unwrap().next()?.unwrap().path());
+        let recorded = wait_for("a file of recorded requests", first);
+        for file in [recorded, overrides] {
+            let mode = fs::metadata(&file).unwrap().permissions().mode() & 0o777;
+            assert_eq!(mode, expected, "umask {umask}: {} has {mode:o}", file.display());
+        }
+    }
 }
 
 /// The files in `/proc` of a process without core dumps belong to root, so that its own user cannot read its memory.

@@ -1,6 +1,11 @@
 //! All attacks on the memory together, in the memory that `--print-settings` states, while an honest caller is served.
 
-use std::{io::Write, net::SocketAddr};
+use std::{
+    io::Write,
+    net::SocketAddr,
+    thread,
+    time::{Duration, Instant},
+};
 
 use flate2::{Compression, write::GzEncoder};
 use prost::Message;
@@ -23,7 +28,7 @@ use crate::support::{
     memory_group::MemoryGroup,
     raw_grpc::{self, BATCH, METHOD, QUOTAS, STREAM},
     request_for, rules,
-    server::{command, env_name, post},
+    server::{Builder, command, env_name, post},
     wait_for,
 };
 
@@ -35,6 +40,15 @@ descriptors:
 - key: path
   rate_limit: { unit: hour, requests_per_unit: 1000 }
 ";
+/// Connections and counters are few, so that the attacks exhaust them.
+const SETTINGS: [(&str, &str); 6] = [
+    ("workers", "2"),
+    ("memory.max_counters", "100000"),
+    ("quotas.max_buckets", "20000"),
+    ("grpc.max_connections", "400"),
+    ("grpc.max_concurrent_streams", "190"),
+    ("http.max_connections", "200"),
+];
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 
 /// Listeners that are attacked.
@@ -83,7 +97,7 @@ async fn hold_tiny_messages(target: Target) {
     send_and_hold(target.grpc, bytes).await;
 }
 
-/// Sends calls whose responses have no window.
+/// Sends calls without a window for the responses.
 async fn call_without_window(target: Target) {
     let message = raw_grpc::frame(&request_for("example", &[("user", "x")]).into_message().encode_to_vec());
     let mut bytes = GREETING_WITHOUT_WINDOW.to_vec();
@@ -223,10 +237,10 @@ fn attack(target: Target) -> JoinSet<()> {
     attacks
 }
 
-/// Returns the memory that `--print-settings` states for these settings, in bytes.
-fn stated_memory(settings: &[(&str, &str)]) -> u64 {
+/// Returns the memory that `--print-settings` states, in bytes.
+fn stated_memory() -> u64 {
     let mut command = command();
-    for (name, value) in settings {
+    for (name, value) in SETTINGS {
         command.env(env_name(name), value);
     }
     let output = command.arg("--print-settings").output().unwrap();
@@ -235,25 +249,20 @@ fn stated_memory(settings: &[(&str, &str)]) -> u64 {
     total.unwrap_or_else(|| panic!("{text}")).trim().parse::<u64>().unwrap() * 1_000_000
 }
 
+fn with_settings(mut builder: Builder) -> Builder {
+    for (name, value) in SETTINGS {
+        builder = builder.set(name, value);
+    }
+    builder
+}
+
 /// The process has no more memory than it states. An honest caller is always answered, and the memory is freed afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_attacks_together_take_no_more_memory_than_stated() {
     let folder = rules(&[("example.yaml", RULES)]);
-    let settings = [
-        ("workers", "2"),
-        ("memory.max_counters", "100000"),
-        ("quotas.max_buckets", "20000"),
-        ("grpc.max_connections", "400"),
-        ("grpc.max_concurrent_streams", "190"),
-        ("http.max_connections", "200"),
-    ];
-    let stated = stated_memory(&settings);
-    let mut builder = Server::builder().rules(folder.path());
-    for (name, value) in settings {
-        builder = builder.set(name, value);
-    }
+    let stated = stated_memory();
     let group = MemoryGroup::new(stated);
-    let server = builder.start_by(|command| {
+    let server = with_settings(Server::builder().rules(folder.path())).start_by(|command| {
         let child = command.spawn().unwrap();
         if let Some(group) = &group {
             group.add(child.id());
@@ -280,4 +289,62 @@ async fn all_attacks_together_take_no_more_memory_than_stated() {
     wait_for("the budget to be free", || (held() == 0.0).then_some(()));
     wait_for("the memory to come back", || (server.resident_memory() < before + (96 << 20)).then_some(()));
     assert_eq!(server.get("/healthcheck"), "OK");
+}
+
+/// Calls repeatedly for a time, and returns the sorted latencies.
+fn latencies(time: Duration, mut call: impl FnMut()) -> Vec<Duration> {
+    let end = Instant::now() + time;
+    let mut latencies = Vec::new();
+    while Instant::now() < end {
+        let start = Instant::now();
+        call();
+        latencies.push(start.elapsed());
+        thread::sleep(Duration::from_millis(1));
+    }
+    latencies.sort();
+    latencies
+}
+
+fn print_latencies(server: &Server, when: &str) {
+    let time = Duration::from_secs(20);
+    let (calls, checks) = thread::scope(|scope| {
+        let checks = scope.spawn(|| latencies(time, || assert_eq!(server.get("/healthcheck"), "OK")));
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let client = runtime.block_on(server.client());
+        let mut number = 0;
+        let calls = latencies(time, || {
+            number += 1;
+            let request = request_for("example", &[("path", &*format!("{when} {}", number % 1_000))]);
+            let answer = runtime.block_on(client.check(request));
+            assert!(answer.is_ok(), "{answer:?}");
+        });
+        (calls, checks.join().unwrap())
+    });
+    for (name, latencies) in [("calls", calls), ("health checks", checks)] {
+        let last = latencies.len() - 1;
+        let [p50, p99, maximum] = [last / 2, last * 99 / 100, last].map(|index| latencies[index].as_secs_f64() * 1e3);
+        println!("| {when} | {name} | {} | {p50:.2} | {p99:.2} | {maximum:.1} |", latencies.len());
+    }
+}
+
+/// Prints the latencies of an honest caller and of the health check, before and during all attacks, which begin again
+/// every two seconds. `make attacks` runs it.
+#[test]
+#[ignore = "measures latencies, which depend on the machine"]
+fn latencies_during_all_attacks() {
+    let folder = rules(&[("example.yaml", RULES)]);
+    let server = with_settings(Server::builder().rules(folder.path())).start();
+    println!("| attacks | of | number | p50, ms | p99, ms | maximum, ms |");
+    println!("| --- | --- | --- | --- | --- | --- |");
+    print_latencies(&server, "none");
+    let target = Target { grpc: server.grpc, http: server.http };
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    runtime.spawn(async move {
+        loop {
+            let _attacks = attack(target);
+            tokio::time::sleep(Duration::from_secs(2)).await;
+        }
+    });
+    print_latencies(&server, "all");
+    runtime.shutdown_background();
 }

@@ -1,5 +1,7 @@
 //! [`Frames`]: a connection that sends and reads single HTTP/2 frames (RFC 9113), for what no client library would send.
 
+use std::net::SocketAddr;
+
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{
@@ -77,8 +79,14 @@ pub(crate) struct Frames {
 }
 
 impl Frames {
+    /// Connects to the gRPC listener.
     pub(crate) async fn connect(server: &Server) -> Self {
-        let (reader, mut writer) = TcpStream::connect(server.grpc).await.unwrap().into_split();
+        Self::connect_to(server.grpc).await
+    }
+
+    /// Connects to any listener.
+    pub(crate) async fn connect_to(addr: SocketAddr) -> Self {
+        let (reader, mut writer) = TcpStream::connect(addr).await.unwrap().into_split();
         writer.write_all(GREETING).await.unwrap();
         Self { reader, writer }
     }

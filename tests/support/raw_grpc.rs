@@ -1,5 +1,7 @@
 //! [`Raw`]: an HTTP/2 connection that sends arbitrary bytes as calls of gRPC.
 
+use std::net::SocketAddr;
+
 use bytes::Bytes;
 use http::{HeaderMap, Method, Request};
 use http_body_util::{BodyExt, Full};
@@ -21,15 +23,20 @@ pub(crate) type Answer = (String, String, Bytes);
 
 impl Raw {
     pub(crate) async fn connect(server: &Server) -> Self {
-        Self::with_window(server, 65_535).await
+        Self::connect_to(server.grpc, 65_535).await
     }
 
     /// Connects with this flow-control window for each response, in bytes.
     pub(crate) async fn with_window(server: &Server, bytes: u32) -> Self {
-        let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+        Self::connect_to(server.grpc, bytes).await
+    }
+
+    /// Connects to any listener.
+    pub(crate) async fn connect_to(addr: SocketAddr, window_bytes: u32) -> Self {
+        let stream = tokio::net::TcpStream::connect(addr).await.unwrap();
         stream.set_nodelay(true).unwrap();
         let mut builder = hyper::client::conn::http2::Builder::new(TokioExecutor::new());
-        let handshake = builder.initial_stream_window_size(bytes).handshake(TokioIo::new(stream));
+        let handshake = builder.initial_stream_window_size(window_bytes).handshake(TokioIo::new(stream));
         let (sender, connection) = handshake.await.unwrap();
         tokio::spawn(connection);
         Self(sender)

@@ -177,6 +177,11 @@ impl Builder {
         self.wrapped_by(&mut Command::new("env"), &format!("trap '' XFSZ && ulimit -S -f {blocks}"))
     }
 
+    /// Sets the permissions that files of this process do not get.
+    pub(crate) fn umask(self, mask: &str) -> Self {
+        self.wrapped_by(&mut Command::new("env"), &format!("umask {mask}"))
+    }
+
     /// Limits the number of open file descriptors.
     pub(crate) fn max_open_files(self, number: u32) -> Self {
         self.wrapped_by(&mut Command::new("env"), &format!("ulimit -n {number}"))

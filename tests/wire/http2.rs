@@ -1,6 +1,9 @@
 //! HTTP/2 at its edges: keep-alive, limits on headers, calls and resets, floods, flow control, cancelled calls, and
 //! callers that use HTTP/1.
 
+use std::time::Instant;
+
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::support::{
@@ -29,6 +32,29 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 async fn wait_for_end(frames: &mut Frames, stream: u32) {
     let end = frames.next_with(|frame| frame.stream == stream && frame.flags & END_STREAM != 0).await;
     assert_eq!(end.kind, HEADERS, "the trailers end a response: {end:?}");
+}
+
+/// Waits until the response to a call has ended. Returns whether it has a message, as every decision has.
+async fn is_decided(frames: &mut Frames, stream: u32) -> bool {
+    let mut has_message = false;
+    loop {
+        let next = frames.next_with(|frame| frame.stream == stream).await;
+        if next.kind == RST_STREAM || next.flags & END_STREAM != 0 {
+            return has_message;
+        }
+        has_message |= next.kind == DATA;
+    }
+}
+
+/// Encodes headers in frames of at most 16,000 bytes.
+fn header_frames(stream: u32, block: &[u8]) -> Vec<u8> {
+    let (first, rest) = block.split_at(block.len().min(16_000));
+    let mut frames = frame(HEADERS, 0, stream, first);
+    for part in rest.chunks(16_000) {
+        frames.extend(frame(CONTINUATION, 0, stream, part));
+    }
+    frames.extend(frame(CONTINUATION, END_HEADERS, stream, &[]));
+    frames
 }
 
 /// Waits until the service has read all frames that were sent.
@@ -191,23 +217,43 @@ async fn a_call_is_decided_when_its_last_part_has_arrived() {
     wait_for_end(&mut frames, 1).await;
 }
 
+/// The last bytes of a message never arrive.
+#[tokio::test]
+async fn a_message_that_is_not_finished_ends_its_call() {
+    let server = Server::builder().start();
+    let stream = tokio::net::TcpStream::connect(server.grpc).await.unwrap();
+    let (mut client, connection) = h2::client::handshake(stream).await.unwrap();
+    tokio::spawn(connection);
+    let request = http::Request::post(format!("http://x{METHOD}")).header("content-type", "application/grpc");
+    let started = Instant::now();
+    let (response, mut body) = client.send_request(request.body(()).unwrap(), false).unwrap();
+    body.send_data(Bytes::from_static(&MESSAGE[..10]), false).unwrap();
+    let response = tokio::time::timeout(DEADLINE, response).await.expect("a response").unwrap();
+    assert_eq!(response.headers()["grpc-status"], "4", "{response:?}");
+    let seconds = started.elapsed().as_secs();
+    assert!((9..25).contains(&seconds), "{seconds} s");
+    assert_eq!(server.metric("sluicegate_caller_errors_total{kind=\"stalled\"}"), 1.0);
+    wait_for("the memory to be free", || (server.metric("sluicegate_input_bytes") == 0.0).then_some(()));
+    assert!(is_served(&server).await);
+}
+
 #[tokio::test]
 async fn headers_above_the_maximum_are_rejected_and_endless_headers_close_the_connection() {
     let server = Server::builder().start();
     let mut frames = Frames::connect(&server).await;
     // A literal header field without indexing, with a name of one byte and a value of 10,000 bytes.
     let header = [&b"\0\x01x\x7f\x91\x4d"[..], &[b'v'; 10_000]].concat();
-    let block = [call_headers(METHOD), header.clone(), header.clone()].concat();
-    let (first, rest) = block.split_at(16_000);
-    assert!(frames.send(&frame(HEADERS, END_STREAM, 1, first)).await);
-    assert!(frames.send(&frame(CONTINUATION, END_HEADERS, 1, rest)).await);
-    let answer = frames.next_with(|frame| frame.stream == 1).await;
-    assert!(answer.kind == HEADERS || answer.kind == RST_STREAM, "{answer:?}");
-    frames.send_call(3, METHOD, MESSAGE).await;
-    wait_for_end(&mut frames, 3).await;
+    // The maximum is 80 KiB. Each header counts 33 bytes more than its value.
+    for (stream, headers, accepted) in [(1, 7, true), (3, 9, false), (5, 0, true)] {
+        let block = [call_headers(METHOD), header.repeat(headers)].concat();
+        let call = [header_frames(stream, &block), frame(DATA, END_STREAM, stream, MESSAGE)].concat();
+        assert!(frames.send(&call).await);
+        assert_eq!(is_decided(&mut frames, stream).await, accepted, "{headers} headers of 10,000 bytes");
+    }
+    assert_eq!(server.metric("sluicegate_grpc_protocol_errors_total"), 0.0);
 
-    assert!(frames.send(&frame(HEADERS, 0, 5, &call_headers(METHOD))).await);
-    let endless = frame(CONTINUATION, 0, 5, &header);
+    assert!(frames.send(&frame(HEADERS, 0, 7, &call_headers(METHOD))).await);
+    let endless = frame(CONTINUATION, 0, 7, &header);
     let (mut reader, mut writer) = frames.split();
     let closed = tokio::spawn(async move {
         let _ = reader.read_to_end(&mut Vec::new()).await;
@@ -293,15 +339,20 @@ async fn a_response_continues_when_the_window_opens() {
 async fn resets_above_the_maximum_close_the_connection_with_a_reason() {
     let server = Server::builder().start();
     let mut frames = Frames::connect(&server).await;
-    for first in (1..4_001_u32).step_by(1_000) {
-        let flood: Vec<u8> = (first..first + 1_000)
-            .step_by(2)
-            .flat_map(|stream| {
-                let call = frame(HEADERS, END_HEADERS, stream, &call_headers(METHOD));
-                [call, frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes())].concat()
-            })
-            .collect();
-        if !frames.send(&flood).await {
+    // Resets this number of calls in one write.
+    let resets = |first: u32, calls: u32| -> Vec<u8> {
+        let streams = (first..first + 2 * calls).step_by(2);
+        let reset = |stream| {
+            let call = frame(HEADERS, END_HEADERS, stream, &call_headers(METHOD));
+            [call, frame(RST_STREAM, 0, stream, &CANCEL.to_be_bytes())].concat()
+        };
+        streams.flat_map(reset).collect()
+    };
+    assert!(frames.send(&resets(1, 20)).await);
+    frames.send_call(41, METHOD, MESSAGE).await;
+    wait_for_end(&mut frames, 41).await;
+    for first in (1_001..5_001).step_by(1_000) {
+        if !frames.send(&resets(first, 500)).await {
             break;
         }
     }
@@ -317,6 +368,7 @@ async fn headers_that_are_not_finished_end_the_connection() {
     let first = frame(HEADERS, 0, 1, &call_headers(METHOD));
     // The last frame, without its payload.
     let last = &frame(CONTINUATION, END_HEADERS, 1, &[0; 100])[..9];
+    let started = Instant::now();
     let mut without_last = Frames::connect(&server).await;
     assert!(without_last.send(&first).await);
     let mut without_end = Frames::connect(&server).await;
@@ -324,6 +376,8 @@ async fn headers_that_are_not_finished_end_the_connection() {
     wait_for("the headers to be counted", || (server.metric("sluicegate_input_bytes") > 40_000.0).then_some(()));
     without_last.rest().await;
     without_end.rest().await;
+    let seconds = started.elapsed().as_secs();
+    assert!((9..=30).contains(&seconds), "{seconds} s");
     assert_eq!(server.metric("sluicegate_caller_errors_total{kind=\"stalled\"}"), 2.0);
     wait_for("the memory to be free", || (server.metric("sluicegate_input_bytes") == 0.0).then_some(()));
     assert!(is_served(&server).await);

@@ -32,7 +32,7 @@ use tokio::time::timeout;
 
 use crate::support::{
     DEADLINE, RedisServer, Server,
-    raw_grpc::{BATCH, METHOD, QUOTAS, Raw, STREAM, frame},
+    raw_grpc::{BATCH, METHOD, QUOTAS, Raw, STREAM, field, frame},
     request_for,
     server::post,
     wait_for, wait_for_async,
@@ -60,13 +60,13 @@ async fn input_above_a_limit_is_rejected_with_a_message() {
     let mut raw = Raw::connect(&server).await;
     let long = "x".repeat(1_025);
     for (message, code, expected) in [
-        (RateLimitRequest::default(), INVALID, "domain must not be empty"),
-        (request(vec![]), INVALID, "descriptor list must not be empty"),
         (
             request(vec![descriptor(1, "x"); 129]),
             INVALID,
             "129 descriptors, more than grpc.limits.max_descriptors (128)",
         ),
+        (RateLimitRequest::default(), INVALID, "domain must not be empty"),
+        (request(vec![]), INVALID, "descriptor list must not be empty"),
         (request(vec![descriptor(33, "x")]), INVALID, "33 entries, more than grpc.limits.max_entries (32)"),
         (RateLimitRequest { domain: long.clone(), ..request(vec![descriptor(1, "x")]) }, INVALID, "a domain of 1025"),
         (request(vec![descriptor(1, &"x".repeat(4 << 20))]), EXHAUSTED, "maximum of 4194304"),
@@ -81,6 +81,12 @@ async fn input_above_a_limit_is_rejected_with_a_message() {
     }
     let largest = request(vec![descriptor(32, "x"); 128]);
     assert_eq!(raw.send(METHOD, frame(&largest.encode_to_vec())).await.0, "0", "the largest valid request");
+    // All are counted, and the first of each kind is logged with its domain.
+    assert_eq!(server.metric("sluicegate_caller_errors_total{kind=\"invalid\"}"), 9.0);
+    let log = server.log();
+    let is_invalid = |line: &&str| line.contains("a call has no decision") && line.contains("\"kind\":\"invalid\"");
+    let logged: Vec<_> = log.lines().filter(is_invalid).collect();
+    assert!(logged.len() == 1 && logged[0].contains("\"domain\":\"example\""), "{log}");
 }
 
 #[tokio::test]
@@ -256,6 +262,21 @@ async fn unusual_frames_are_answered_or_rejected() {
     assert_eq!(raw.request(Method::GET, STREAM, "application/grpc", vec![]).await.0, "3");
     assert_eq!(raw.request(Method::POST, STREAM, "text/html", vec![]).await.0, "3");
     assert!(!server.log().contains("panicked"));
+}
+
+#[tokio::test]
+async fn the_frame_of_a_batch_has_a_maximum_size() {
+    let server = Server::builder().set("grpc.limits.max_frame_bytes", "1000").start();
+    let mut raw = Raw::connect(&server).await;
+    for (bytes, status, expected, ids) in [(900, "0", "", &[7][..]), (2_000, "8", "maximum of 1000", &[])] {
+        let mut message = check_frame(&[7]).split_off(5);
+        // An unknown field pads the message. Its number and its length have three bytes.
+        message.extend(field(14, &vec![0; bytes - message.len() - 3]));
+        assert_eq!(message.len(), bytes);
+        let (code, text, answer) = raw.send(BATCH, frame(&message)).await;
+        assert_eq!((code.as_str(), response_ids(&answer)), (status, ids.to_vec()), "{text}");
+        assert!(text.contains(expected), "{text}");
+    }
 }
 
 #[tokio::test]
