@@ -32,7 +32,7 @@ thread_local! {
 }
 
 /// Sends a request in JSON to `/json`, and another one that has the input as the value of an entry. The value must be
-/// decided, whatever its bytes are.
+/// decided, with any bytes.
 pub fn json_request(input: &[u8]) {
     let status = post("/json", input);
     assert!([200, 400, 413, 429].contains(&status), "status {status}");

@@ -11,7 +11,7 @@ const DEPTH: usize = 10_000;
 const LONG: usize = 128 << 10;
 const REPEATED: usize = 32 << 10;
 
-/// An input, and a description of it.
+/// An input with its description.
 pub(super) type Shape = (String, Vec<u8>);
 
 /// Returns the inputs for a target, in each of its modes.

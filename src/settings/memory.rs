@@ -30,12 +30,12 @@ const SERIES_BYTES: u64 = 1_500;
 const CONSOLE_BYTES: u64 = 40 * MB;
 /// A gRPC connection with 64 KiB of unread data. Measured: 19 KB for an idle one.
 const GRPC_CONNECTION_BYTES: u64 = 100_000;
-/// What a gRPC connection keeps for each call that was in progress at the same time. Measured: 620 bytes.
+/// Memory that a gRPC connection keeps for each call that was in progress at the same time. Measured: 620 bytes.
 const GRPC_CALL_BYTES: u64 = 800;
 /// A connection to an HTTP listener: its buffers, and a head of 16 KiB with the shortest names and values.
 const HTTP_CONNECTION_BYTES: u64 = 100_000;
 /// Connections, unfinished messages, copies, overrides and the hits of members, apart from their counters.
-const MEMBERS_BYTES: u64 = 450 * MB;
+const MEMBERS_BYTES: u64 = 500 * MB;
 /// Memory of the exchange with members for a counter.
 const EXCHANGED_COUNTER_BYTES: u64 = 4;
 

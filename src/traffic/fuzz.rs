@@ -19,7 +19,7 @@ descriptors:
 ";
 /// Maximum number of messages that are read. Each can have 16 MiB in compressed input of any length.
 const MAX_MESSAGES: usize = 10;
-/// Maximum number of lines that are converted. Each costs what its mapping requires, however short it is.
+/// Maximum number of lines that are converted. A short one, too, has the cost of its mapping.
 const MAX_LINES: usize = 16;
 /// Separates a mapping from log lines.
 const SEPARATOR: &str = "\n---\n";

@@ -9,7 +9,7 @@ use crate::budget::{Budget, Victim};
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Settings {
-    /// Maximum total size in bytes of incomplete input, unread responses and open streams. Half of it is for streams.
+    /// Maximum total size in bytes of incomplete input, unread responses and open streams. Half is for streams.
     /// Above the maximum, the oldest input or response is dropped, or a stream of the connection with the most streams.
     pub max_bytes: usize,
 }

@@ -61,7 +61,7 @@ const OVER_LIMIT: i32 = 2;
 const BUFFER_BYTES: usize = 16 << 10;
 /// Maximum memory of unfinished input. Much less than the default, so that short inputs exceed it.
 const INPUT_BYTES: usize = 2 << 20;
-/// Memory that is left if other callers hold all other memory: enough for a small call, but not for a large frame.
+/// Memory that other callers do not hold: enough for a small call, but not for a large frame.
 const FREE_BYTES: usize = 8 << 10;
 /// Limits of connections, with smaller messages than the default ones.
 const LIMITS: Limits = Limits {
