@@ -29,6 +29,8 @@ pub(super) struct Part<T> {
     pub(super) pages: Pages<T>,
 }
 
+type Parts<T> = Pin<Box<dyn Stream<Item = Part<T>> + Send>>;
+
 /// The answers in pages that are in progress.
 #[derive(Clone)]
 pub(super) struct Answers {
@@ -42,6 +44,13 @@ struct Making {
     all: AsyncMutex<()>,
     /// Only one part of a network waits for `all`, so that a network cannot delay others.
     networks: Mutex<HashMap<IpAddr, Weak<AsyncMutex<()>>, RandomState>>,
+}
+
+/// One answer.
+struct Answer<T> {
+    answers: Answers,
+    network: Option<IpAddr>,
+    slot: Arc<Slot<T>>,
 }
 
 /// The rest of the current part of an answer.
@@ -69,40 +78,66 @@ impl Answers {
         caller: Option<IpAddr>,
         parts: impl Stream<Item = Part<T>> + Send + 'static,
     ) -> PageStream<T> {
-        let network = caller.map(network_of);
-        let slot = Arc::new(Slot(Mutex::new(Current::Nothing)));
-        let start = Some((self.clone(), slot, Box::pin(parts)));
-        Box::pin(stream::unfold(start, move |state| async move {
-            let (answers, slot, mut parts) = state?;
-            match answers.next_page(network, &slot, &mut parts).await {
-                Ok(Some(page)) => Some((Ok(page), Some((answers, slot, parts)))),
-                Ok(None) => None,
+        let answer = Answer {
+            answers: self.clone(),
+            network: caller.map(network_of),
+            slot: Arc::new(Slot(Mutex::new(Current::Nothing))),
+        };
+        let parts: Parts<T> = Box::pin(parts);
+        Box::pin(stream::unfold(Some((answer, parts)), |state| async {
+            let (answer, parts) = state?;
+            match answer.next_page(parts).await {
+                Ok((Some(page), parts)) => Some((Ok(page), Some((answer, parts)))),
+                Ok((None, _)) => None,
                 Err(exhausted) => Some((Err(Status::resource_exhausted(exhausted.to_string())), None)),
             }
         }))
     }
+}
 
-    async fn next_page<T: Send + 'static>(
-        &self,
-        network: Option<IpAddr>,
-        slot: &Arc<Slot<T>>,
-        parts: &mut (impl Stream<Item = Part<T>> + Unpin),
-    ) -> Result<Option<T>, Exhausted> {
+// === impl Answer ===
+
+impl<T: Send + 'static> Answer<T> {
+    /// Returns the next page, or `None` at the end, and the parts after it.
+    async fn next_page(&self, mut parts: Parts<T>) -> Result<(Option<T>, Parts<T>), Exhausted> {
         loop {
-            if let Some(page) = slot.next_page()? {
-                return Ok(Some(page));
+            if let Some(page) = self.slot.next_page()? {
+                return Ok((Some(page), parts));
             }
-            let of_network = self.making.of(network);
-            let _turn = of_network.lock().await;
-            let _all = self.making.all.lock().await;
-            let Some(part) = parts.next().await else {
-                return Ok(None);
-            };
-            let mut memory = self.budget.reservation();
-            let bytes = part.bytes.min(self.budget.max_bytes());
-            poll_fn(|context| memory.poll_grow(bytes, context)).await?;
-            slot.set(part.pages, memory);
+            // The stream is not polled while its caller has no window, and must not hold a lock then.
+            let making = tokio::spawn(self.clone().make_part(parts));
+            let made = making.await.unwrap_or(Err(Exhausted))?;
+            match made {
+                Some(rest) => parts = rest,
+                None => return Ok((None, Box::pin(stream::empty()))),
+            }
         }
+    }
+
+    /// Makes the next part. Returns the parts after it, or `None` if there is none.
+    async fn make_part(self, mut parts: Parts<T>) -> Result<Option<Parts<T>>, Exhausted> {
+        let Answers { budget, making } = &self.answers;
+        let of_network = making.of(self.network);
+        let _turn = of_network.lock().await;
+        let _all = making.all.lock().await;
+        if Arc::strong_count(&self.slot) == 1 {
+            // The caller has gone.
+            return Ok(None);
+        }
+        let Some(part) = parts.next().await else {
+            return Ok(None);
+        };
+        let mut memory = budget.reservation();
+        let bytes = part.bytes.min(budget.max_bytes());
+        poll_fn(|context| memory.poll_grow(bytes, context)).await?;
+        self.slot.set(part.pages, memory);
+        Ok(Some(parts))
+    }
+}
+
+impl<T> Clone for Answer<T> {
+    fn clone(&self) -> Self {
+        Self { answers: self.answers.clone(), network: self.network, slot: Arc::clone(&self.slot) }
     }
 }
 
@@ -221,9 +256,15 @@ mod tests {
         let answers = answers();
         let (one, other) = (IpAddr::from([10, 0, 0, 1]), IpAddr::from([10, 0, 0, 2]));
         let lock = answers.making.of(Some(one));
-        let _turn = lock.lock().await;
+        let turn = lock.lock().await;
         let mut waiting = answers.send(Some(one), parts(1));
         assert!(futures_util::FutureExt::now_or_never(waiting.next()).is_none());
         assert_eq!(answers.send(Some(other), parts(1)).next().await.unwrap().unwrap(), 0);
+        // An answer that is not read delays no other one, of the same network either.
+        tokio::task::yield_now().await;
+        drop(turn);
+        let next = answers.send(Some(one), parts(1)).next().await;
+        assert_eq!(next.unwrap().unwrap(), 0);
+        assert_eq!(waiting.next().await.unwrap().unwrap(), 0);
     }
 }
