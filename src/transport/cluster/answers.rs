@@ -260,11 +260,18 @@ mod tests {
         let mut waiting = answers.send(Some(one), parts(1));
         assert!(futures_util::FutureExt::now_or_never(waiting.next()).is_none());
         assert_eq!(answers.send(Some(other), parts(1)).next().await.unwrap().unwrap(), 0);
+        for _ in 0..10 {
+            tokio::task::yield_now().await;
+        }
+        assert!(futures_util::FutureExt::now_or_never(waiting.next()).is_none());
+        assert_eq!(answers.making.networks.lock().unwrap().len(), 2);
         // An answer that is not read delays no other one, of the same network either.
-        tokio::task::yield_now().await;
         drop(turn);
         let next = answers.send(Some(one), parts(1)).next().await;
         assert_eq!(next.unwrap().unwrap(), 0);
         assert_eq!(waiting.next().await.unwrap().unwrap(), 0);
+        drop(lock);
+        answers.making.of(Some(IpAddr::from([10, 0, 0, 3])));
+        assert_eq!(answers.making.networks.lock().unwrap().len(), 1);
     }
 }

@@ -15,7 +15,7 @@ use prost::Message;
 use sluicegate_common::wire::Writer;
 use sluicegate_proto::{envoy::service::ratelimit::v3::RateLimitResponse, sluicegate::v1};
 use tokio::{
-    io::{AsyncWriteExt, DuplexStream, WriteHalf, copy, duplex, sink, split},
+    io::{AsyncWrite, AsyncWriteExt, DuplexStream, WriteHalf, copy, duplex, sink, split},
     runtime::{self, Runtime},
     sync::watch,
     task::yield_now,
@@ -24,7 +24,6 @@ use tokio::{
 
 use super::{
     Handler, Limits, QuotaService, RequestError, ResourceService, ResponseSettings, Settings, build_tonic_services,
-    caller_errors::CallerErrors,
     checker::Checker,
     connection::{ConnectionContext, serve_http2},
     decode::{decode, decode_by_hand, decode_with_prost},
@@ -134,6 +133,41 @@ impl Service {
         let handler =
             Handler::new(check, LIMITS, response, Traces::default(), quota_service, tonic_services, Arc::default());
         Self { runtime, checker, handler, quotas, _stop: stop }
+    }
+
+    /// Serves a connection until its caller ends it. Other callers hold all memory for unfinished input but `free_bytes`.
+    async fn serve(
+        &self,
+        free_bytes: usize,
+        calling: impl AsyncFnOnce(&mut WriteHalf<DuplexStream>),
+        received: &mut (impl AsyncWrite + Unpin),
+    ) {
+        let (client, server) = duplex(BUFFER_BYTES);
+        let (_stop, stopping) = watch::channel(false);
+        let settings = Settings { limits: LIMITS, ..Settings::default() };
+        let memory = InputSettings { max_bytes: INPUT_BYTES };
+        let messages = memory.budget();
+        let mut others = messages.reservation();
+        let held_bytes = messages.max_bytes().saturating_sub(free_bytes);
+        let taken = others.poll_grow(held_bytes, &Context::from_waker(Waker::noop()));
+        assert!(matches!(taken, Poll::Ready(Ok(()))));
+        others.keep();
+        let budgets = Budgets::new(messages, memory.streams(), &settings.limits);
+        let slot = Arc::new(Connections::new(1, "fuzz").open(None));
+        let context = ConnectionContext { errors: Arc::default(), budgets, slot, shutdown: stopping };
+        let serving = serve_http2(server, Arc::clone(&self.handler), &settings, context);
+        let (mut responses, mut requests) = split(client);
+        let calling = async {
+            calling(&mut requests).await;
+            let _ = requests.shutdown().await;
+        };
+        let receiving = copy(&mut responses, received);
+        let ended = timeout(TIMEOUT, async { tokio::join!(serving, calling, receiving) }).await;
+        assert!(ended.is_ok(), "the connection did not end");
+        // The tasks of its streams end, too, so that the next run does not free their memory.
+        for _ in 0..100 {
+            yield_now().await;
+        }
     }
 }
 
@@ -265,44 +299,15 @@ pub fn http2(input: &[u8]) {
     let Some((&selector, input)) = input.split_first() else {
         return;
     };
-    Service::with(|service| {
-        service.runtime.block_on(async {
-            let (client, server) = duplex(BUFFER_BYTES);
-            let (_stop, stopping) = watch::channel(false);
-            let settings = Settings { limits: LIMITS, ..Settings::default() };
-            let errors = Arc::<CallerErrors>::default();
-            let memory = InputSettings { max_bytes: INPUT_BYTES };
-            let messages = memory.budget();
-            let mut others = messages.reservation();
-            if selector & 2 == 2 {
-                let context = Context::from_waker(Waker::noop());
-                let taken = others.poll_grow(messages.max_bytes() - FREE_BYTES, &context);
-                assert!(matches!(taken, Poll::Ready(Ok(()))));
-                others.keep();
-            }
-            let budgets = Budgets::new(messages, memory.streams(), &settings.limits);
-            let slot = Arc::new(Connections::new(1, "fuzz").open(None));
-            let context = ConnectionContext { errors, budgets, slot, shutdown: stopping };
-            let serving = serve_http2(server, Arc::clone(&service.handler), &settings, context);
-            let (mut responses, mut requests) = split(client);
-            let calling = async {
-                // The connection may be closed before everything is sent.
-                let _ = match selector & 1 {
-                    0 => send_frames(&mut requests, input).await,
-                    _ => send(&mut requests, input).await,
-                };
-                let _ = requests.shutdown().await;
-            };
-            let mut ignored = sink();
-            let receiving = copy(&mut responses, &mut ignored);
-            let ended = timeout(TIMEOUT, async { tokio::join!(serving, calling, receiving) }).await;
-            assert!(ended.is_ok(), "the connection did not end");
-            // The tasks of its streams end, too, so that the next run does not free their memory.
-            for _ in 0..100 {
-                yield_now().await;
-            }
-        });
-    });
+    let free_bytes = if selector & 2 == 2 { FREE_BYTES } else { INPUT_BYTES };
+    let calling = async |requests: &mut WriteHalf<DuplexStream>| {
+        // The connection may be closed before everything is sent.
+        let _ = match selector & 1 {
+            0 => send_frames(requests, input).await,
+            _ => send(requests, input).await,
+        };
+    };
+    Service::with(|service| service.runtime.block_on(service.serve(free_bytes, calling, &mut sink())));
 }
 
 /// Sends the preface and bytes.
@@ -321,4 +326,44 @@ async fn send_frames(connection: &mut WriteHalf<DuplexStream>, mut input: &[u8])
         input = rest;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A call is decided when its message has arrived, although other callers hold all memory.
+    #[test]
+    fn a_small_message_that_arrives_after_its_headers_needs_no_memory() {
+        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+        let kind = "application/grpc";
+        // POST, http, and the path and the content type as literals (RFC 7541, appendix A).
+        let headers =
+            [&[0x83, 0x86, 0x44, path.len() as u8], path.as_bytes(), &[0x5f, kind.len() as u8], kind.as_bytes()];
+        // The domain "api" and one descriptor without entries.
+        let message = [0, 0, 0, 0, 7, 0x0a, 3, b'a', b'p', b'i', 0x12, 0];
+        let calling = async |requests: &mut WriteHalf<DuplexStream>| {
+            let headers = headers.concat();
+            let frame = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1], headers.as_slice()].concat();
+            let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+            send(requests, &[&settings[..], &frame].concat()).await.unwrap();
+            for part in message.chunks(6) {
+                // The call waits for the next part.
+                for _ in 0..100 {
+                    yield_now().await;
+                }
+                let end = if part[0] == 0 { 0 } else { 1 };
+                requests.write_all(&[0, 0, 6, 0, end, 0, 0, 0, 1]).await.unwrap();
+                requests.write_all(part).await.unwrap();
+            }
+            for _ in 0..100 {
+                yield_now().await;
+            }
+        };
+        let mut received = Vec::new();
+        Service::with(|service| service.runtime.block_on(service.serve(0, calling, &mut received)));
+        // The metadata of the response has the decision of each descriptor.
+        let decision = b"allowed";
+        assert!(received.windows(decision.len()).any(|bytes| bytes == decision), "{received:?}");
+    }
 }

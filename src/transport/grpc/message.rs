@@ -93,12 +93,12 @@ impl Unfinished {
         let mut unreleased = message.len();
         loop {
             check_sizes(&message, max)?;
-            poll_fn(|context| self.poll_reserve(message.capacity(), context)).await?;
-            body.release(unreleased);
-            let Some(data) = poll_fn(|context| self.poll_data(body, context)).await? else {
+            let stored = message.capacity();
+            let next = poll_fn(|context| self.poll_data(stored, &mut unreleased, body, context)).await?;
+            let Some(data) = next else {
                 return Ok(message.freeze());
             };
-            unreleased = data.len();
+            unreleased += data.len();
             message.extend_from_slice(&data);
         }
     }
@@ -116,15 +116,24 @@ impl Unfinished {
     }
 
     /// Returns the next data of a body. Fails if the memory is needed for others, or if no data arrives for too long.
+    ///
+    /// The caller may send more than has arrived only when the memory of the message, with `stored` bytes, is reserved.
     fn poll_data(
         &mut self,
+        stored: usize,
+        unreleased: &mut usize,
         body: &mut RequestBody,
         context: &mut Context<'_>,
     ) -> Poll<Result<Option<Bytes>, RequestError>> {
+        let reserved = self.poll_reserve(stored, context)?;
+        if reserved.is_ready() {
+            body.release(mem::take(unreleased));
+        }
         if let Poll::Ready(data) = body.poll_data(context) {
             self.stall.as_mut().reset(Instant::now() + STALL_TIMEOUT);
             return Poll::Ready(data.transpose().map_err(|error| failed_to_read(&error)));
         }
+        ready!(reserved);
         if let Poll::Ready(error) = self.memory.poll_evicted(context) {
             return Poll::Ready(Err(dropped(error)));
         }
@@ -212,13 +221,13 @@ impl Messages {
                 // A stream can wait for long, so it keeps no buffer.
                 self.received = BytesMut::new();
                 self.unfinished = None;
+                self.body.release(mem::take(&mut self.unreleased));
             } else {
-                let unfinished = self.unfinished.get_or_insert_with(|| Unfinished::new(&self.input));
-                ready!(unfinished.poll_reserve(self.received.capacity(), context))?;
+                self.unfinished.get_or_insert_with(|| Unfinished::new(&self.input));
             }
-            self.body.release(mem::take(&mut self.unreleased));
+            let (stored, unreleased) = (self.received.capacity(), &mut self.unreleased);
             let data = match &mut self.unfinished {
-                Some(unfinished) => ready!(unfinished.poll_data(&mut self.body, context))?,
+                Some(unfinished) => ready!(unfinished.poll_data(stored, unreleased, &mut self.body, context))?,
                 None => ready!(self.body.poll_data(context)).transpose().map_err(|error| failed_to_read(&error))?,
             };
             match data {

@@ -458,8 +458,12 @@ async fn a_full_table_rejects_changes_or_lets_them_wait() {
     let long = "y".repeat(1_010);
     other.change(&[request(&long, Some("5/year"))], info()).await.unwrap();
     let from_other = other.changes_for_peer(None).await;
-    let merged = full.merge(from_other.clone()).await.unwrap();
-    assert!(merged.is_deferred && merged.ignored.over_budget > 0, "{merged:?}");
+    let changes = PeerOverrides { overrides: Vec::new(), ..from_other.clone() };
+    let overrides = PeerOverrides { changes: Vec::new(), ..from_other.clone() };
+    for part in [changes, overrides] {
+        let merged = full.merge(part).await.unwrap();
+        assert!(merged.is_deferred && merged.ignored.over_budget > 0, "{merged:?}");
+    }
     let removed = [1, 2].map(|number| request(&format!("{}{number}", "x".repeat(1_000)), None));
     full.change(&removed, info()).await.unwrap();
     assert!(!full.merge(from_other).await.unwrap().is_deferred);
