@@ -20,6 +20,7 @@ use crate::budget::{Budget, Exhausted, Reservation};
 /// The pages of an answer, or the error that ends it.
 pub(super) type PageStream<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
+/// The pages of a part that are not read yet.
 type Pages<T> = Box<dyn Iterator<Item = T> + Send>;
 
 /// Pages that share memory.
@@ -29,6 +30,7 @@ pub(super) struct Part<T> {
     pub(super) pages: Pages<T>,
 }
 
+/// The parts of an answer that are not made yet.
 type Parts<T> = Pin<Box<dyn Stream<Item = Part<T>> + Send>>;
 
 /// The answers in pages that are in progress.
