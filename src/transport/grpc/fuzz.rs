@@ -332,38 +332,80 @@ async fn send_frames(connection: &mut WriteHalf<DuplexStream>, mut input: &[u8])
 mod tests {
     use super::*;
 
+    const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+    const HEADERS: u8 = 1;
+
+    /// Returns the frame with the headers of a gRPC call.
+    fn headers(path: &str, stream: u8) -> Vec<u8> {
+        let kind = b"application/grpc";
+        // POST, http, and the path and the content type as literals (RFC 7541, appendix A).
+        let block =
+            [&[0x83, 0x86, 0x44, path.len() as u8], path.as_bytes(), &[0x5f, kind.len() as u8], &kind[..]].concat();
+        [&[0, 0, block.len() as u8, HEADERS, 4, 0, 0, 0, stream], &block[..]].concat()
+    }
+
+    /// Lets the service read what was sent.
+    async fn yield_for_service() {
+        for _ in 0..100 {
+            yield_now().await;
+        }
+    }
+
     /// A call is decided when its message has arrived, although other callers hold all memory.
     #[test]
     fn a_small_message_that_arrives_after_its_headers_needs_no_memory() {
-        let path = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-        let kind = "application/grpc";
-        // POST, http, and the path and the content type as literals (RFC 7541, appendix A).
-        let headers =
-            [&[0x83, 0x86, 0x44, path.len() as u8], path.as_bytes(), &[0x5f, kind.len() as u8], kind.as_bytes()];
+        let headers = headers("/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit", 1);
         // The domain "api" and one descriptor without entries.
         let message = [0, 0, 0, 0, 7, 0x0a, 3, b'a', b'p', b'i', 0x12, 0];
         let calling = async |requests: &mut WriteHalf<DuplexStream>| {
-            let headers = headers.concat();
-            let frame = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1], headers.as_slice()].concat();
-            let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
-            send(requests, &[&settings[..], &frame].concat()).await.unwrap();
+            send(requests, &[&SETTINGS[..], &headers].concat()).await.unwrap();
             for part in message.chunks(6) {
                 // The call waits for the next part.
-                for _ in 0..100 {
-                    yield_now().await;
-                }
+                yield_for_service().await;
                 let end = if part[0] == 0 { 0 } else { 1 };
                 requests.write_all(&[0, 0, 6, 0, end, 0, 0, 0, 1]).await.unwrap();
                 requests.write_all(part).await.unwrap();
             }
-            for _ in 0..100 {
-                yield_now().await;
-            }
+            yield_for_service().await;
         };
         let mut received = Vec::new();
         Service::with(|service| service.runtime.block_on(service.serve(0, calling, &mut received)));
         // The metadata of the response has the decision of each descriptor.
         let decision = b"allowed";
         assert!(received.windows(decision.len()).any(|bytes| bytes == decision), "{received:?}");
+    }
+
+    /// Of the calls to tonic's services, 64 wait while other callers hold all memory. Cancelled ones make room for others.
+    #[test]
+    fn few_calls_to_tonic_wait_for_memory() {
+        let call = |number: u8| headers("/grpc.health.v1.Health/Watch", 2 * number + 1);
+        let cancel = |number: u8| [0, 0, 4, 3, 0, 0, 0, 0, 2 * number + 1, 0, 0, 0, 8];
+        let calling = async |requests: &mut WriteHalf<DuplexStream>| {
+            send(requests, &SETTINGS).await.unwrap();
+            for number in 0..70 {
+                requests.write_all(&call(number)).await.unwrap();
+            }
+            yield_for_service().await;
+            for number in 0..10 {
+                requests.write_all(&cancel(number)).await.unwrap();
+            }
+            yield_for_service().await;
+            for number in 70..83 {
+                requests.write_all(&call(number)).await.unwrap();
+            }
+            yield_for_service().await;
+        };
+        let mut received = Vec::new();
+        Service::with(|service| service.runtime.block_on(service.serve(0, calling, &mut received)));
+        let mut answered = Vec::new();
+        let mut frames = &received[..];
+        while let [a, b, c, kind, _, _, _, _, stream, rest @ ..] = frames {
+            if *kind == HEADERS {
+                answered.push(*stream / 2);
+            }
+            frames = &rest[u32::from_be_bytes([0, *a, *b, *c]) as usize..];
+        }
+        // The first 64 wait, then the 10 that take the places of the cancelled ones.
+        assert_eq!(answered, [64, 65, 66, 67, 68, 69, 80, 81, 82]);
     }
 }
