@@ -119,6 +119,7 @@ const NUMBERS: &[(&str, &str, &str)] = &[
         "const STALL_TIMEOUT: Duration = Duration::from_secs(10);",
         "10 s without further bytes",
     ),
+    ("src/transport/grpc/backpressure.rs", "const MAX_HEAVY_READ_BYTES: usize = 1024;", "1 KiB is read at a time"),
     ("src/transport/grpc/http2.rs", "const MAX_BATCH: usize = 32;", "At most 64 calls"),
     ("src/transport/grpc/http2.rs", "const MAX_NOT_BEGUN: usize = 2 * MAX_BATCH;", "At most 64 calls"),
     ("src/transport/grpc/stream.rs", "const MAX_IN_FLIGHT: usize = 4096;", "4,096 checks in flight"),

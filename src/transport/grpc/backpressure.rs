@@ -24,10 +24,16 @@ use super::header_blocks::HeaderBlocks;
 /// usual calls.
 const MAX_READ_BYTES: usize = 8 * 1024;
 
+/// As above, after headers of more than this number of bytes. A byte can stand for a header, whose decoding takes a fifth
+/// of a microsecond, and the calls of other connections wait for it.
+const MAX_HEAVY_READ_BYTES: usize = 1024;
+
 /// A stream that is read only while it can be written, and in parts.
 pub(super) struct Backpressure<S> {
     stream: S,
     blocks: HeaderBlocks,
+    /// Number of bytes after which the stream is not read before the calls in them were accepted.
+    max_read_bytes: usize,
     state: Arc<State>,
 }
 
@@ -36,6 +42,8 @@ pub(super) struct Backpressure<S> {
 pub(super) struct State {
     is_blocked: AtomicBool,
     read_bytes: AtomicUsize,
+    /// Whether reading was refused because of `read_bytes`.
+    is_refused: AtomicBool,
     unfinished_head_bytes: AtomicUsize,
 }
 
@@ -52,7 +60,9 @@ impl State {
 
     /// Permits to read the next part, because all calls that were read are accepted.
     pub(super) fn read_on(&self, context: &Context<'_>) {
-        if self.read_bytes.swap(0, Relaxed) >= MAX_READ_BYTES {
+        self.read_bytes.store(0, Relaxed);
+        if self.is_refused.load(Relaxed) {
+            self.is_refused.store(false, Relaxed);
             // Reading was refused without a wake-up.
             context.waker().wake_by_ref();
         }
@@ -62,7 +72,8 @@ impl State {
 impl<S> Backpressure<S> {
     pub(super) fn new(stream: S) -> (Self, Arc<State>) {
         let state = Arc::new(State::default());
-        (Self { stream, blocks: HeaderBlocks::new(), state: Arc::clone(&state) }, state)
+        let blocks = HeaderBlocks::new();
+        (Self { stream, blocks, max_read_bytes: MAX_READ_BYTES, state: Arc::clone(&state) }, state)
     }
 
     fn record<T>(&self, written: Poll<T>, context: &Context<'_>) -> Poll<T> {
@@ -85,13 +96,26 @@ impl<S: AsyncRead + Unpin> AsyncRead for Backpressure<S> {
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
         let read_bytes = this.state.read_bytes.load(Relaxed);
-        if read_bytes >= MAX_READ_BYTES || this.state.is_blocked() {
+        if read_bytes >= this.max_read_bytes {
+            this.state.is_refused.store(true, Relaxed);
+            return Poll::Pending;
+        }
+        if this.state.is_blocked() {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        if this.max_read_bytes < MAX_READ_BYTES {
+            let mut part = ReadBuf::new(buffer.initialize_unfilled_to(this.max_read_bytes.min(buffer.remaining())));
+            ready!(Pin::new(&mut this.stream).poll_read(context, &mut part))?;
+            let read = part.filled().len();
+            buffer.advance(read);
+        } else {
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        }
         let bytes = &buffer.filled()[before..];
         this.blocks.read(bytes);
+        let is_heavy = this.blocks.take_largest() > MAX_HEAVY_READ_BYTES;
+        this.max_read_bytes = if is_heavy { MAX_HEAVY_READ_BYTES } else { MAX_READ_BYTES };
         this.state.read_bytes.store(read_bytes + bytes.len(), Relaxed);
         this.state.unfinished_head_bytes.store(this.blocks.unfinished_bytes(), Relaxed);
         Poll::Ready(Ok(()))
@@ -161,5 +185,27 @@ mod tests {
         assert!(stream.read_u8().now_or_never().is_none(), "although there is data");
         state.read_on(&Context::from_waker(Waker::noop()));
         assert_eq!(stream.read_u8().await.unwrap(), 0);
+    }
+
+    #[tokio::test]
+    async fn the_parts_are_small_after_large_headers() {
+        let (stream, mut caller) = duplex(4 * MAX_READ_BYTES);
+        let (mut stream, state) = Backpressure::new(stream);
+        let headers = |size: u16| {
+            let [a, b] = size.to_be_bytes();
+            [&[0, a, b, 1, 4, 0, 0, 0, 1], &vec![b'h'; size.into()][..]].concat()
+        };
+        let (large, usual) = (headers(3_000), headers(100).repeat(100));
+        caller.write_all(&[&[b'P'; 24][..], &large, &usual].concat()).await.unwrap();
+        let mut sizes = Vec::new();
+        for turn in 0..6 {
+            let max = if turn == 0 { 1_100 } else { MAX_READ_BYTES };
+            let mut part = vec![0; max];
+            sizes.push(stream.read(&mut part).await.unwrap());
+            assert!(turn == 0 || stream.read_u8().now_or_never().is_none(), "although there is data");
+            state.read_on(&Context::from_waker(Waker::noop()));
+        }
+        let small = MAX_HEAVY_READ_BYTES;
+        assert_eq!(sizes, [1_100, small, small, small, MAX_READ_BYTES, 1_569]);
     }
 }

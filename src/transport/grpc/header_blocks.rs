@@ -22,17 +22,25 @@ pub(super) struct HeaderBlocks {
     /// Whether the current frame is the last one of a header block.
     is_last: bool,
     unfinished_bytes: usize,
+    /// Announced size of the largest header block since [`Self::take_largest`].
+    largest: usize,
 }
 
 impl HeaderBlocks {
     /// Starts before the preface of a connection.
     pub(super) const fn new() -> Self {
-        Self { head: [0; FRAME_HEAD_BYTES], received: 0, rest: PREFACE_BYTES, is_last: false, unfinished_bytes: 0 }
+        let (head, rest) = ([0; FRAME_HEAD_BYTES], PREFACE_BYTES);
+        Self { head, received: 0, rest, is_last: false, unfinished_bytes: 0, largest: 0 }
     }
 
     /// Returns the announced size of the header block that has not arrived completely, or 0.
     pub(super) const fn unfinished_bytes(&self) -> usize {
         self.unfinished_bytes
+    }
+
+    /// Returns the announced size of the largest header block in the bytes since the last call.
+    pub(super) fn take_largest(&mut self) -> usize {
+        std::mem::replace(&mut self.largest, self.unfinished_bytes)
     }
 
     /// Reads the next bytes of the connection.
@@ -68,6 +76,7 @@ impl HeaderBlocks {
             return;
         }
         self.unfinished_bytes += self.rest;
+        self.largest = self.largest.max(self.unfinished_bytes);
         self.is_last = flags & END_HEADERS != 0;
     }
 
@@ -114,5 +123,6 @@ mod tests {
         let mut blocks = HeaderBlocks::new();
         blocks.read(&all);
         assert_eq!(blocks.unfinished_bytes(), 12);
+        assert_eq!((blocks.take_largest(), blocks.take_largest()), (140, 12));
     }
 }
