@@ -198,14 +198,17 @@ mod tests {
         let (large, usual) = (headers(3_000), headers(100).repeat(100));
         caller.write_all(&[&[b'P'; 24][..], &large, &usual].concat()).await.unwrap();
         let mut sizes = Vec::new();
-        for turn in 0..6 {
-            let max = if turn == 0 { 1_100 } else { MAX_READ_BYTES };
-            let mut part = vec![0; max];
-            sizes.push(stream.read(&mut part).await.unwrap());
-            assert!(turn == 0 || stream.read_u8().now_or_never().is_none(), "although there is data");
+        let mut size = stream.read(&mut [0; 1_100]).await.unwrap();
+        for _ in 0..4 {
+            while let Some(read) = stream.read(&mut [0; MAX_READ_BYTES]).now_or_never() {
+                size += read.unwrap();
+            }
+            sizes.push(size);
+            size = 0;
             state.read_on(&Context::from_waker(Waker::noop()));
         }
+        // The large headers end in the third part, and the rest of the last turn has usual ones.
         let small = MAX_HEAVY_READ_BYTES;
-        assert_eq!(sizes, [1_100, small, small, small, MAX_READ_BYTES, 1_569]);
+        assert_eq!(sizes, [1_100, small, small, small + MAX_READ_BYTES]);
     }
 }
