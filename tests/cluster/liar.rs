@@ -162,7 +162,11 @@ fn violations(member: &crate::support::Server, kind: &str) -> f64 {
 
 fn wait_for_violation(member: &crate::support::Server, kind: &str) {
     wait_for(&format!("a violation of the kind {kind}"), || (violations(member, kind) > 0.0).then_some(()));
-    // It is logged after it was counted.
+}
+
+/// Waits for a violation after which the member is left alone. It is logged after it was counted.
+fn wait_for_exclusion(member: &crate::support::Server, kind: &str) {
+    wait_for_violation(member, kind);
     wait_for("the violation to be logged", || member.log().contains("peer breaks the protocol").then_some(()));
 }
 
@@ -227,7 +231,7 @@ async fn endless_copies_do_not_keep_a_newcomer_from_the_hits_of_others() {
         newcomer.wait_for_remaining("window", 865).await;
         honest.take("window", 1).await;
         newcomer.wait_for_remaining("window", 864).await;
-        wait_for_violation(&newcomer.server, "copy");
+        wait_for_exclusion(&newcomer.server, "copy");
         assert!(newcomer.server.resident_memory() < MAX_GROWTH);
         let log = newcomer.server.log();
         assert!(!log.contains("panicked"), "{log}");
@@ -481,7 +485,7 @@ async fn answers_have_a_maximum_size() {
             wait_for("two answers to be accepted", || (pulls.load(Relaxed) > 3).then_some(()));
             assert_eq!(violations(&victim.server, "message"), 0.0);
         } else {
-            wait_for_violation(&victim.server, "message");
+            wait_for_exclusion(&victim.server, "message");
         }
     }
 }
