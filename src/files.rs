@@ -3,9 +3,9 @@
 //! A pipe in place of a file that the service follows would otherwise stop a thread until another process writes to it.
 
 use std::{
-    fs::OpenOptions,
+    fs::{Metadata, OpenOptions},
     io::{self, Read},
-    os::unix::fs::OpenOptionsExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
 };
 
@@ -13,6 +13,30 @@ use rustix::fs::OFlags;
 
 /// Maximum size of a file with certificates, tokens, a key or switches, in bytes.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
+
+/// Version of a file, which differs after every change, also if the size and the modification time stay the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileVersion {
+    device: u64,
+    inode: u64,
+    size: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, i64),
+    /// Time of the last change of content or metadata, which programs cannot set.
+    changed: (i64, i64),
+}
+
+impl FileVersion {
+    pub(crate) fn new(metadata: &Metadata) -> Self {
+        Self {
+            device: metadata.dev(),
+            inode: metadata.ino(),
+            size: metadata.size(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
 
 /// Reads a file of at most `max_bytes`.
 ///
@@ -65,6 +89,37 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink(&path, &link).unwrap();
         assert_eq!(read(&link, 5).unwrap(), b"\xff");
+    }
+
+    #[test]
+    fn a_version_differs_after_a_change_that_keeps_size_and_modification_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        let write = |path: &Path, text: &str| {
+            fs::write(path, text).unwrap();
+            let file = fs::File::options().write(true).open(path).unwrap();
+            file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+        };
+        let version = || FileVersion::new(&fs::metadata(&path).unwrap());
+        write(&path, "1");
+        let first = version();
+        assert_eq!(version(), first);
+        write(&folder.path().join("new"), "2");
+        fs::rename(folder.path().join("new"), &path).unwrap();
+        assert_ne!(version(), first, "replaced by another file");
+        let second = version();
+        // The clock of the file system has a resolution of some milliseconds.
+        wait_for_change(|| {
+            write(&path, "3");
+            version() != second
+        });
+    }
+
+    fn wait_for_change(mut is_changed: impl FnMut() -> bool) {
+        let start = std::time::Instant::now();
+        while !is_changed() {
+            assert!(start.elapsed().as_secs() < 10, "written in place");
+        }
     }
 
     #[test]

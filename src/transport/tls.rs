@@ -5,7 +5,7 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -19,7 +19,10 @@ use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use webpki::EndEntityCert;
 
 use super::grpc::TlsSettings;
-use crate::{debounce::Debounce, files};
+use crate::{
+    debounce::Debounce,
+    files::{self, FileVersion},
+};
 
 /// Interval between two polls of the files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -111,10 +114,10 @@ impl Tls {
     }
 }
 
-fn fingerprint(settings: &TlsSettings) -> Vec<Option<(SystemTime, u64)>> {
+fn fingerprint(settings: &TlsSettings) -> Vec<Option<FileVersion>> {
     let describe = |path: &PathBuf| {
         let metadata = fs::metadata(path).ok()?;
-        Some((metadata.modified().ok()?, metadata.len()))
+        Some(FileVersion::new(&metadata))
     };
     let files = [&settings.cert_file, &settings.key_file, &settings.client_ca_file];
     files.into_iter().flatten().map(describe).collect()

@@ -40,7 +40,7 @@ use std::{
     collections::VecDeque,
     path::PathBuf,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
 use schemars::JsonSchema;
@@ -59,6 +59,7 @@ use crate::{
         Override, Overrides, ValueHash,
         overrides::{Origin, OverrideError, Scope, Target},
     },
+    files::FileVersion,
     metrics::{Counter, LogThrottle},
     rules::Options,
     store::{
@@ -266,7 +267,7 @@ impl OverrideSync {
     pub async fn follow(self: Arc<Self>) {
         let fingerprint = || {
             let metadata = std::fs::metadata(self.settings.switch_file.as_ref()?).ok()?;
-            Some((metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)))
+            Some(FileVersion::new(&metadata))
         };
         let mut debounce = Debounce::new(fingerprint());
         let mut tick = interval(POLL_INTERVAL);

@@ -5,7 +5,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -15,7 +15,10 @@ use subtle::ConstantTimeEq;
 use webpki::EndEntityCert;
 
 use super::{AdminServerError, Settings};
-use crate::{debounce::Debounce, files};
+use crate::{
+    debounce::Debounce,
+    files::{self, FileVersion},
+};
 
 /// Interval between two polls of the token file.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -112,7 +115,7 @@ impl Authenticator {
         };
         let fingerprint = || {
             let metadata = fs::metadata(file).ok()?;
-            Some((metadata.len(), metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)))
+            Some(FileVersion::new(&metadata))
         };
         let mut debounce = Debounce::new(fingerprint());
         loop {
