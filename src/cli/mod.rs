@@ -16,12 +16,12 @@ use std::{
     process::ExitCode,
 };
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
     allocator, app,
-    rules::{self, Entry, Options},
+    rules::{self, Entry, Options, Severity},
     service::source::{LoadError, Source},
     settings::{self, Flags, Memory, Settings, envoyproxy::EnvoyproxySettings},
 };
@@ -245,12 +245,14 @@ fn environment() -> HashMap<String, String> {
 }
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let files = Source::directory(args.dir.clone()).read()?;
-    if files.is_empty() {
-        bail!("{} contains no *.yaml file", args.dir.display());
+    let mut contents = Source::directory(args.dir.clone()).read_contents()?;
+    // The service starts without rule files, but nobody checks a directory for having none.
+    for diagnostic in &mut contents.diagnostics {
+        diagnostic.severity = Severity::Error;
     }
+    let files = contents.files.len();
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };
-    let compiled = rules::compile(&files, options);
+    let compiled = contents.compile(options);
     let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let diagnostics = compiled.as_ref().map_or_else(|diagnostics| diagnostics, |(_, warnings)| warnings);
     match args.format {
@@ -263,12 +265,7 @@ fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
                     println!("{warning}");
                 }
                 let Some((domain, pairs)) = args.explain.split_first() else {
-                    println!(
-                        "{} files, {} domains, {} limits: no errors",
-                        files.len(),
-                        set.domains(),
-                        set.rules().len()
-                    );
+                    println!("{files} files, {} domains, {} limits: no errors", set.domains(), set.rules().len());
                     return Ok(code);
                 };
                 for line in set.explain(domain, &parse_entries(pairs)?) {

@@ -10,7 +10,7 @@ use sluicegate_common::Ring;
 
 use crate::{
     app, engine,
-    rules::{self, Options},
+    rules::Options,
     service::source::LoadError,
     settings::{Flags, Settings},
     store::redis::topology::{self, KeyLocation},
@@ -44,7 +44,7 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     let flags = Flags { rules: args.rules, store: args.store, ..Flags::default() };
     let settings = Settings::load(args.config.as_deref(), None, flags)?;
     let options = Options { merge_domains: settings.rules.merge_domains, ..Options::default() };
-    let (set, _) = rules::compile(&app::source(&settings).read()?, options).map_err(LoadError::Invalid)?;
+    let (set, _) = app::source(&settings).read_contents()?.compile(options).map_err(LoadError::Invalid)?;
     let hash = settings.decisions.hash_key_file.as_deref().map(engine::ValueHash::read).transpose();
     let hash = hash.context("cannot read decisions.hash_key_file")?;
     let Some((name, per_second)) = engine::counter(&set, &args.domain, &parse_entries(&args.entries)?, hash.as_ref())

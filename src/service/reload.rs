@@ -19,7 +19,7 @@ use tokio::sync::watch;
 use super::{
     Clock,
     compile_thread::run_on_compile_thread,
-    source::{CompressedFiles, Fingerprint, LoadError, Source, fingerprint},
+    source::{CompressedFiles, Contents, Fingerprint, LoadError, Source, fingerprint},
 };
 use crate::{
     algorithm::Micros,
@@ -94,7 +94,7 @@ impl Reloader {
         let (loaded_at, snapshot) = match source {
             Source::Pushed => (None, Snapshot::awaiting()),
             Source::Directory(..) | Source::BuiltIn(_) => {
-                let (rules, warnings) = rules::compile(&source.read()?, options).map_err(LoadError::Invalid)?;
+                let (rules, warnings) = source.read_contents()?.compile(options).map_err(LoadError::Invalid)?;
                 warn(&warnings);
                 let (domains, count) = (rules.domains(), rules.rules().len());
                 tracing::info!(domains, rules = count, "rules loaded");
@@ -201,12 +201,15 @@ impl Reloader {
         let _ = self.loaded.subscribe().wait_for(|loaded| *loaded).await;
     }
 
-    /// Returns the files to load: promoted files, else pushed files, else those of the source.
-    fn source_files(&self) -> Result<Vec<SourceFile>, LoadError> {
+    /// Reads the files to load: promoted files, else pushed files, else those of the source.
+    fn read_contents(&self) -> Result<Contents, LoadError> {
         let layers = self.layers();
         let files = layers.promoted.clone().or_else(|| layers.pushed.as_ref()?.files());
         drop(layers);
-        files.map_or_else(|| self.source.read(), Ok)
+        match files {
+            Some(files) => Ok(Contents { files, ..Contents::default() }),
+            None => self.source.read_contents(),
+        }
     }
 
     /// Returns the options for compiling rules.
@@ -242,7 +245,7 @@ impl Reloader {
 
     fn reload(&self) {
         let compiled =
-            self.source_files().and_then(|files| rules::compile(&files, self.options).map_err(LoadError::Invalid));
+            self.read_contents().and_then(|contents| contents.compile(self.options).map_err(LoadError::Invalid));
         // `install` has logged an error and stored it in the status.
         let _ = self.install(compiled);
     }

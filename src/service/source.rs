@@ -4,14 +4,13 @@ use std::{
     fs,
     io::{self, BufReader},
     path::{Path, PathBuf},
-    time::SystemTime,
 };
 
 use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 
 use crate::{
-    files,
-    rules::{Diagnostic, SourceFile},
+    files::{self, FileVersion},
+    rules::{self, Diagnostic, Location, Options, RuleSet, Severity, SourceFile},
 };
 
 /// Maximum size of a rule file, in bytes.
@@ -20,10 +19,10 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Error returned when rules cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The directory or one of its files cannot be read.
+    /// The directory cannot be read.
     #[error("cannot read the rules in {path}")]
     Read {
-        /// The directory or file.
+        /// The directory.
         path: PathBuf,
         /// The error of the operating system.
         source: io::Error,
@@ -70,19 +69,128 @@ impl Source {
     ///
     /// Returns an error if the directory or one of its files cannot be read.
     pub fn read(&self) -> Result<Vec<SourceFile>, LoadError> {
-        match self {
-            Self::BuiltIn(files) => Ok(files.clone()),
-            Self::Pushed => Ok(Vec::new()),
-            Self::Directory(directory, filter) => {
-                let read = |path: PathBuf| match files::read_to_string(&path, MAX_FILE_BYTES) {
-                    Ok(text) => Ok(SourceFile { name: path.display().to_string(), text }),
-                    Err(source) => Err(LoadError::Read { path, source }),
-                };
-                let error = |source| LoadError::Read { path: directory.clone(), source };
-                files(directory, *filter).map_err(error)?.into_iter().map(read).collect()
+        let Contents { files, diagnostics } = self.read_contents()?;
+        if diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {
+            return Err(LoadError::Invalid(diagnostics));
+        }
+        Ok(files)
+    }
+
+    /// Reads the files that can be read, ordered by path, and describes the others.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the directory cannot be read.
+    pub fn read_contents(&self) -> Result<Contents, LoadError> {
+        let (directory, filter) = match self {
+            Self::BuiltIn(files) => return Ok(Contents { files: files.clone(), diagnostics: Vec::new() }),
+            Self::Pushed => return Ok(Contents::default()),
+            Self::Directory(directory, filter) => (directory, *filter),
+        };
+        let paths = files(directory, filter).map_err(|source| LoadError::Read { path: directory.clone(), source })?;
+        let mut contents = Contents::default();
+        if paths.is_empty() {
+            let message = match filter {
+                FileFilter::Yaml => "the directory contains no *.yaml file, so there are no limits",
+                FileFilter::All => "the directory contains no file, so there are no limits",
+            };
+            contents.report(directory, Location::default(), Severity::Warning, message.to_owned());
+        }
+        for path in paths {
+            let text = files::read(&path, MAX_FILE_BYTES)
+                .map_err(|error| (Location::default(), format!("cannot read the file: {error}")))
+                .and_then(decode);
+            match text {
+                Ok(text) => contents.files.push(SourceFile { name: path.display().to_string(), text }),
+                Err((location, message)) => contents.report(&path, location, Severity::Error, message),
+            }
+        }
+        Ok(contents)
+    }
+}
+
+/// The files of a source that could be read, and what is wrong with the others.
+#[derive(Debug, Default)]
+pub struct Contents {
+    /// The files, ordered by path.
+    pub files: Vec<SourceFile>,
+    /// An error for each other file, or a warning that there is no file.
+    pub diagnostics: Vec<Diagnostic>,
+}
+
+impl Contents {
+    fn report(&mut self, path: &Path, location: Location, severity: Severity, message: String) {
+        self.diagnostics.push(Diagnostic { file: path.display().to_string(), location, severity, message });
+    }
+
+    /// Compiles the files and returns the rules with the warnings.
+    ///
+    /// # Errors
+    ///
+    /// Returns every error and warning of every file if there is at least one error, such as a file that could not be
+    /// read.
+    pub fn compile(self, options: Options) -> Result<(RuleSet, Vec<Diagnostic>), Vec<Diagnostic>> {
+        let has_error = self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
+        let (set, mut diagnostics) = match rules::compile(&self.files, options) {
+            Ok((set, warnings)) => (Some(set), warnings),
+            Err(diagnostics) => (None, diagnostics),
+        };
+        diagnostics.extend(self.diagnostics);
+        diagnostics.sort_by(|a, b| a.file.cmp(&b.file));
+        match set {
+            Some(set) if !has_error => Ok((set, diagnostics)),
+            _ => Err(diagnostics),
+        }
+    }
+}
+
+/// Decodes UTF-8, or UTF-16 with a byte order mark, as envoyproxy/ratelimit does. An error contains its location.
+fn decode(bytes: Vec<u8>) -> Result<String, (Location, String)> {
+    let text = match bytes.as_slice() {
+        [0xff, 0xfe, rest @ ..] => decode_utf16(rest, u16::from_le_bytes)?,
+        [0xfe, 0xff, rest @ ..] => decode_utf16(rest, u16::from_be_bytes)?,
+        [0xef, 0xbb, 0xbf, rest @ ..] => decode_utf8(rest.to_vec())?,
+        _ => decode_utf8(bytes)?,
+    };
+    if let Some((before, _)) = text.split_once('\0') {
+        let message = "the file contains a NUL character: it must be UTF-8, or UTF-16 with a byte order mark";
+        return Err((end_of(before), message.to_owned()));
+    }
+    Ok(text)
+}
+
+fn decode_utf8(bytes: Vec<u8>) -> Result<String, (Location, String)> {
+    String::from_utf8(bytes).map_err(|error| {
+        let (before, after) = error.as_bytes().split_at(error.utf8_error().valid_up_to());
+        let byte = after.first().copied().unwrap_or_default();
+        let message = format!("the byte 0x{byte:02x} is not valid UTF-8; save the file as UTF-8");
+        (end_of(&String::from_utf8_lossy(before)), message)
+    })
+}
+
+fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, (Location, String)> {
+    let (pairs, rest) = bytes.as_chunks::<2>();
+    let mut text = String::new();
+    for character in char::decode_utf16(pairs.iter().map(|pair| unit(*pair))) {
+        match character {
+            Ok(character) => text.push(character),
+            Err(error) => {
+                let message =
+                    format!("0x{:04x} is not valid UTF-16; save the file as UTF-8", error.unpaired_surrogate());
+                return Err((end_of(&text), message));
             }
         }
     }
+    if !rest.is_empty() {
+        return Err((end_of(&text), "the last character of the file has half of its UTF-16".to_owned()));
+    }
+    Ok(text)
+}
+
+/// Returns the location of the character after `text`.
+fn end_of(text: &str) -> Location {
+    let last_line = text.rsplit('\n').next().unwrap_or_default();
+    Location { line: text.matches('\n').count() + 1, column: last_line.chars().count() + 1 }
 }
 
 /// Returns the paths of the rule files in a directory, in order.
@@ -97,32 +205,29 @@ fn files(directory: &Path, filter: FileFilter) -> io::Result<Vec<PathBuf>> {
         if !is_rule_file || hidden {
             continue;
         }
-        match fs::metadata(&path) {
-            Ok(metadata) if metadata.is_file() => paths.push(path),
-            Ok(_) => {}
-            // A link to a file that does not exist.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // Without this file, its rules would be gone.
-            Err(error) => return Err(error),
+        let is_directory = fs::metadata(&path).is_ok_and(|metadata| metadata.is_dir());
+        // A dangling link or an unreadable file is an error of its own: without the file, its rules would be gone.
+        if !is_directory {
+            paths.push(path);
         }
     }
     paths.sort();
     Ok(paths)
 }
 
-/// Metadata that changes whenever the files of a directory change: path, path behind symlinks, size, modification time.
+/// Metadata that changes whenever the files of a directory change: path, path behind symlinks, and version.
 ///
-/// The value is an error if the directory cannot be read, because its removal and its return are changes, too.
-pub(super) type Fingerprint = Result<Vec<(PathBuf, PathBuf, u64, Option<SystemTime>)>, io::ErrorKind>;
+/// The value is an error if the directory or a file cannot be read, because its removal and its return are changes, too.
+pub(super) type Fingerprint = Result<Vec<(PathBuf, Result<(PathBuf, FileVersion), io::ErrorKind>)>, io::ErrorKind>;
 
 pub(super) fn fingerprint(directory: &Path, filter: FileFilter) -> Fingerprint {
-    let describe = |path: PathBuf| {
-        let metadata = fs::metadata(&path)?;
-        let real = fs::canonicalize(&path)?;
-        Ok((path, real, metadata.len(), metadata.modified().ok()))
-    };
-    let all = files(directory, filter).and_then(|paths| paths.into_iter().map(describe).collect());
-    all.map_err(|error| error.kind())
+    let describe = |path: &Path| Ok((fs::canonicalize(path)?, FileVersion::new(&fs::metadata(path)?)));
+    let mut all = Vec::new();
+    for path in files(directory, filter).map_err(|error| error.kind())? {
+        let described = describe(&path).map_err(|error: io::Error| error.kind());
+        all.push((path, described));
+    }
+    Ok(all)
 }
 
 /// Compressed copy of rule files, to compare them with new ones and to load them again. It has a tenth of their size.
@@ -143,5 +248,45 @@ impl CompressedFiles {
         let files: Vec<(String, String)> =
             serde_json::from_reader(BufReader::new(DeflateDecoder::new(&*self.0))).ok()?;
         Some(files.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn utf16(text: &str, order: fn(u16) -> [u8; 2]) -> Vec<u8> {
+        format!("\u{feff}{text}").encode_utf16().flat_map(order).collect()
+    }
+
+    #[test]
+    fn a_file_is_utf8_or_utf16_with_a_byte_order_mark() {
+        let text = "domain: é😀\n";
+        for bytes in [
+            text.as_bytes().to_vec(),
+            format!("\u{feff}{text}").into_bytes(),
+            utf16(text, u16::to_le_bytes),
+            utf16(text, u16::to_be_bytes),
+        ] {
+            assert_eq!(decode(bytes.clone()).as_deref(), Ok(text), "{bytes:x?}");
+        }
+    }
+
+    #[test]
+    fn bytes_that_are_no_text_have_a_location() {
+        let mut half = utf16("a\nb", u16::to_le_bytes);
+        half.push(0);
+        for (bytes, line, column, expected) in [
+            (b"a: \xff".to_vec(), 1, 4, "the byte 0xff is not valid UTF-8"),
+            ("é\néé".bytes().chain([0xc3]).collect(), 2, 3, "the byte 0xc3 is not valid UTF-8"),
+            (half, 2, 2, "the last character of the file has half of its UTF-16"),
+            (vec![0xfe, 0xff, 0, b'a', 0xd8, 0], 1, 2, "0xd800 is not valid UTF-16"),
+            (b"a\0".to_vec(), 1, 2, "the file contains a NUL character"),
+            (vec![0xff, 0xfe, 0, 0, b'a', 0, 0, 0], 1, 1, "the file contains a NUL character"),
+        ] {
+            let (location, message) = decode(bytes.clone()).unwrap_err();
+            assert_eq!(location, Location { line, column }, "{bytes:x?}");
+            assert!(message.starts_with(expected), "{message}");
+        }
     }
 }

@@ -56,6 +56,40 @@ fn check_prints_every_error_of_every_file() {
 }
 
 #[test]
+fn check_reports_files_that_cannot_be_read_with_the_mistakes_of_the_others() {
+    let folder = rules(&[("c.yaml", "domain: c\nfoo: 1\n")]);
+    fs::write(folder.path().join("a.yaml"), b"domain: a\n# caf\xe9\n").unwrap();
+    std::os::unix::fs::symlink("nowhere", folder.path().join("b.yaml")).unwrap();
+    fs::write(folder.path().join("d.yaml"), b"\xff\xfed\0:\0").unwrap();
+    fs::write(folder.path().join("e.yaml"), b"d\0:\0").unwrap();
+    let expected = [
+        ("a.yaml", Some((2, 6)), "the byte 0xe9 is not valid UTF-8; save the file as UTF-8"),
+        ("b.yaml", None, "cannot read the file: No such file or directory (os error 2)"),
+        ("c.yaml", Some((2, 1)), "unknown key \"foo\""),
+        ("d.yaml", Some((1, 1)), "the file has no domain, or the domain is empty"),
+        ("e.yaml", Some((1, 2)), "the file contains a NUL character: it must be UTF-8"),
+    ];
+    let (code, text, _) = run(command().arg("check").arg(folder.path()));
+    assert_eq!((code, text.lines().count()), (Some(1), expected.len()), "{text}");
+    let (code, json, _) = run(command().args(["check", "--format", "json"]).arg(folder.path()));
+    let list: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((code, list.as_array().unwrap().len()), (Some(1), expected.len()), "{json}");
+    for (index, (file, location, message)) in expected.into_iter().enumerate() {
+        let place = location.map(|(line, column)| format!(":{line}:{column}")).unwrap_or_default();
+        let line = text.lines().nth(index).unwrap();
+        assert!(line.contains(&format!("/{file}{place}: {message}")), "{line}");
+        let item = &list[index];
+        assert!(item["file"].as_str().unwrap().ends_with(file), "{item}");
+        assert!(item["message"].as_str().unwrap().contains(message), "{item}");
+        let read = item["line"].as_u64().zip(item["column"].as_u64());
+        assert_eq!(read, location, "{item}");
+    }
+    let empty = tempfile::tempdir().unwrap();
+    let (code, json, _) = run(command().args(["check", "--format", "json"]).arg(empty.path()));
+    assert!(code == Some(1) && json.contains("contains no *.yaml file"), "{json}");
+}
+
+#[test]
 fn check_explains_which_rule_matches_a_descriptor() {
     let examples = repository("deploy/examples");
     let (code, out, _) = run(command().arg("check").arg(&examples));

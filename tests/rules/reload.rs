@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
+    time::SystemTime,
 };
 
 use crate::support::{Server, request_for, rules, wait_for_async};
@@ -74,6 +75,49 @@ async fn an_invalid_set_changes_nothing_and_is_reported() {
     })
     .await;
     assert_eq!(limit(&server, "b").await, Some(7));
+}
+
+/// Tools that copy files with their times, such as `rsync -t` and `cp -p`, can keep the size and the time.
+#[tokio::test]
+async fn a_change_that_keeps_size_and_modification_time_takes_effect() {
+    let folder = rules(&[("a.yaml", &text("a", 1))]);
+    let path = folder.path().join("a.yaml");
+    let set_time = |path: &Path| {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
+    };
+    set_time(&path);
+    let server = Server::start(folder.path(), "memory");
+    assert_eq!(limit(&server, "a").await, Some(1));
+    let new = folder.path().join("new");
+    fs::write(&new, text("a", 2)).unwrap();
+    set_time(&new);
+    fs::rename(&new, &path).unwrap();
+    wait_for_limit(&server, "a", Some(2)).await;
+    fs::write(&path, text("a", 3)).unwrap();
+    set_time(&path);
+    wait_for_limit(&server, "a", Some(3)).await;
+}
+
+#[tokio::test]
+async fn a_file_that_cannot_be_read_is_an_error_and_an_empty_folder_a_warning() {
+    let folder = rules(&[("a.yaml", &text("a", 1))]);
+    let server = Server::start(folder.path(), "memory");
+    let link = folder.path().join("b.yaml");
+    std::os::unix::fs::symlink("nowhere", &link).unwrap();
+    wait_for_async("the error to be shown", async || {
+        server.get("/rlconfig").contains("b.yaml: cannot read the file: No such file or directory").then_some(())
+    })
+    .await;
+    fs::write(folder.path().join("nowhere"), text("b", 2)).unwrap();
+    wait_for_limit(&server, "b", Some(2)).await;
+    fs::remove_file(&link).unwrap();
+    wait_for_limit(&server, "b", None).await;
+    fs::remove_file(folder.path().join("a.yaml")).unwrap();
+    wait_for_async("the warning to be logged", async || {
+        server.log().lines().any(|line| line.contains("WARN") && line.contains("contains no *.yaml file")).then_some(())
+    })
+    .await;
 }
 
 /// Kubernetes mounts files as links to `..data/…`, and swaps `..data` by a rename.
