@@ -68,7 +68,7 @@ mod tests {
     use super::{super::yaml, *};
 
     fn metadata(text: &str) -> Metadata {
-        Metadata::from_yaml(&yaml::parse(text).ok().flatten().unwrap())
+        Metadata::from_yaml(&yaml::parse(text).ok().unwrap().root.unwrap())
     }
 
     #[test]

@@ -3,9 +3,9 @@
 //! The parser is `saphyr-parser`. The tree is our own because all mistakes of a rule file must be reported with line
 //! and column, and a serde deserializer stops at the first one.
 
-use std::{collections::HashMap, rc::Rc};
+use std::{borrow::Cow, collections::HashMap, rc::Rc};
 
-use saphyr_parser::{Event, Parser, ScalarStyle, Span};
+use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
 
 use super::diagnostic::Location;
 
@@ -76,19 +76,35 @@ pub(super) struct YamlError {
     pub(super) message: String,
 }
 
-/// Parses the first document of `text`. Returns `None` if it contains only comments.
-pub(super) fn parse(text: &str) -> Result<Option<Yaml>, YamlError> {
+/// The first document of a text.
+pub(super) struct Document {
+    /// The tree; `None` if the document contains only comments.
+    pub(super) root: Option<Yaml>,
+    /// Parts of the text that are not read.
+    pub(super) ignored: Vec<(Location, String)>,
+}
+
+/// Parses the first document of `text`.
+pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
+    let text = space_after_colons(text);
     let mut tree = TreeBuilder::default();
-    for event in Parser::new_from_str(text) {
+    let mut ignored = Vec::new();
+    let mut events = Parser::new_from_str(&text);
+    for event in events.by_ref() {
         let (event, span) = event.map_err(|error| YamlError {
             location: Location { line: error.marker().line(), column: error.marker().col() + 1 },
             message: format!("invalid YAML: {}", error.info()),
         })?;
         let location = location_of(&span);
         match event {
-            Event::Scalar(text, style, anchor, _) => {
-                let plain = style == ScalarStyle::Plain;
-                let null = plain && matches!(&*text, "" | "~" | "null" | "Null" | "NULL");
+            Event::Scalar(text, style, anchor, tag) => {
+                let tag = tag.map(|tag| tag.to_string());
+                let tag = tag.as_deref().map(|tag| tag.strip_prefix("tag:yaml.org,2002:").unwrap_or(tag));
+                let plain = style == ScalarStyle::Plain || matches!(tag, Some("int" | "bool"));
+                let null = plain && tag != Some("str") && is_null(&text);
+                if let Some(tag) = tag.filter(|tag| !matches!(*tag, "str" | "int" | "bool" | "null")) {
+                    ignored.push((location, format!("the tag {tag:?} of this value is ignored")));
+                }
                 let size = Size { nodes: 1, bytes: text.len() };
                 let kind = if null { Kind::Null } else { Kind::Scalar { text: text.into_owned(), plain } };
                 tree.written = tree.written.plus(size);
@@ -102,7 +118,62 @@ pub(super) fn parse(text: &str) -> Result<Option<Yaml>, YamlError> {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) => {}
         }
     }
-    Ok(tree.root)
+    if let Some(location) = next_document(events) {
+        let message = "only the first document of a file is read; move this one to a file of its own";
+        ignored.push((location, message.to_owned()));
+    }
+    Ok(Document { root: tree.root, ignored })
+}
+
+/// Returns the location of the next document that has content, or of a syntax error before it.
+fn next_document(events: Parser<'_, StrInput<'_>>) -> Option<Location> {
+    for event in events {
+        match event {
+            Ok((Event::Scalar(text, ScalarStyle::Plain, ..), _)) if is_null(&text) => {}
+            Ok((Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_), span)) => {
+                return Some(location_of(&span));
+            }
+            Ok(_) => {}
+            Err(error) => {
+                return Some(Location { line: error.marker().line(), column: error.marker().col() + 1 });
+            }
+        }
+    }
+    None
+}
+
+fn is_null(text: &str) -> bool {
+    matches!(text, "" | "~" | "null" | "Null" | "NULL")
+}
+
+/// Replaces a tab after the colon of a key by a space: YAML permits it, but the parser does not.
+///
+/// Tabs in quotes and in block scalars are part of the text. Their spans come from a text in which they are replaced as
+/// well, which changes no span.
+fn space_after_colons(text: &str) -> Cow<'_, str> {
+    if !text.contains(":\t") {
+        return Cow::Borrowed(text);
+    }
+    let replaced = text.replace(":\t", ": ");
+    let mut texts = Vec::new();
+    for event in Parser::new_from_str(&replaced) {
+        // The caller reports the error, at the same location.
+        let Ok((event, span)) = event else { break };
+        if matches!(event, Event::Scalar(_, style, ..) if style != ScalarStyle::Plain) {
+            texts.push(span.start.index()..span.end.index());
+        }
+    }
+    let mut texts = texts.into_iter().peekable();
+    let mut previous = ' ';
+    let mut result = String::with_capacity(text.len());
+    for (index, character) in text.chars().enumerate() {
+        while texts.next_if(|span| span.end <= index).is_some() {}
+        let is_text = texts.peek().is_some_and(|span| span.contains(&index));
+        let is_separator = previous == ':' && character == '\t' && !is_text;
+        result.push(if is_separator { ' ' } else { character });
+        previous = character;
+    }
+    Cow::Owned(result)
 }
 
 fn location_of(span: &Span) -> Location {
@@ -189,10 +260,10 @@ pub fn read_small(text: &str, max_bytes: usize) -> Result<serde_json::Value, Sma
     if text.len() > max_bytes {
         return Err(SmallYamlError::TooLong(max_bytes));
     }
-    let root = parse(text).map_err(|YamlError { location: Location { line, column }, message }| {
+    let document = parse(text).map_err(|YamlError { location: Location { line, column }, message }| {
         SmallYamlError::Invalid { line, column, message }
     })?;
-    let Some(root) = root else {
+    let Some(root) = document.root else {
         return Ok(serde_json::Value::Null);
     };
     if root.size.bytes > max_bytes || root.size.nodes > max_bytes {
@@ -241,7 +312,7 @@ mod tests {
 
     #[test]
     fn nodes_have_locations_and_aliases_copy_their_targets() {
-        let tree = parse("a: &x [1, two]\nb: *x\nc: 'true'\n").ok().flatten().unwrap();
+        let tree = parse("a: &x [1, two]\nb: *x\nc: 'true'\n").ok().unwrap().root.unwrap();
         let Kind::Map(pairs) = &tree.kind else { panic!("not a map") };
         assert_eq!(pairs[0].1.location, Location { line: 1, column: 4 });
         assert!(matches!(&pairs[1].1.kind, Kind::List(items) if items.len() == 2));

@@ -419,7 +419,225 @@ another: document
     assert_eq!(limit(&set, "d", &[("k", "true")]), Some(1000));
     assert_eq!(limit(&set, "d", &[("merged", "x")]), Some(16));
     assert_eq!(limit(&set, "d", &[("misplaced", "x")]), Some(2));
-    assert_eq!(warnings, ["a.yaml:18:49: warning: shadow_mode has no effect here; it belongs in a descriptor"]);
+    assert_eq!(
+        warnings,
+        [
+            "a.yaml:18:49: warning: shadow_mode has no effect here; it belongs in a descriptor",
+            "a.yaml:20:1: warning: only the first document of a file is read; move this one to a file of its own",
+        ]
+    );
+}
+
+/// The value of `requests_per_unit` in yaml.v2 2.4, the reader of envoyproxy/ratelimit; `None` if it is an error there.
+const NUMBERS: &[(&str, Option<u32>)] = &[
+    ("0", Some(0)),
+    ("7", Some(7)),
+    ("00", Some(0)),
+    ("-0", Some(0)),
+    ("-00", Some(0)),
+    ("+0", Some(0)),
+    ("07", Some(7)),
+    ("+5", Some(5)),
+    ("0_7", Some(7)),
+    ("0_0", Some(0)),
+    ("0o10", Some(8)),
+    ("0O10", Some(8)),
+    ("0o100", Some(64)),
+    ("0o1_0", Some(8)),
+    ("0o_7", Some(7)),
+    ("+0o7", Some(7)),
+    ("0b11", Some(3)),
+    ("0B11", Some(3)),
+    ("0b1_1", Some(3)),
+    ("0b1__1", Some(3)),
+    ("+0b1", Some(1)),
+    ("-0b0", Some(0)),
+    ("0b11111111111111111111111111111111", Some(u32::MAX)),
+    ("0x1F", Some(31)),
+    ("0X1F", Some(31)),
+    ("0xfF", Some(255)),
+    ("0x_1F", Some(31)),
+    ("0x1__0", Some(16)),
+    ("+0x10", Some(16)),
+    ("0xFFFFFFFF", Some(u32::MAX)),
+    ("1_000", Some(1_000)),
+    ("1__0", Some(10)),
+    ("1_", Some(1)),
+    ("4294967295", Some(u32::MAX)),
+    ("4_294_967_295", Some(u32::MAX)),
+    ("!!int 5", Some(5)),
+    ("!!int '5'", Some(5)),
+    ("&a 5", Some(5)),
+    ("0 ", Some(0)),
+    ("~", Some(0)),
+    ("null", Some(0)),
+    ("Null", Some(0)),
+    ("NULL", Some(0)),
+    ("", Some(0)),
+    ("0o8", None),
+    ("0o", None),
+    ("0b12", None),
+    ("0b", None),
+    ("0xg", None),
+    ("0x", None),
+    ("-1", None),
+    ("-010", None),
+    ("-0x1", None),
+    ("+ 5", None),
+    ("4294967296", None),
+    ("0x100000000", None),
+    ("99999999999999999999", None),
+    ("1.0", None),
+    ("1.5", None),
+    ("10.", None),
+    (".5", None),
+    ("1e3", None),
+    ("1E3", None),
+    ("5e0", None),
+    ("0x1.8p1", None),
+    (".inf", None),
+    (".nan", None),
+    ("inf", None),
+    ("1:30", None),
+    ("2001-12-14", None),
+    ("1 000", None),
+    ("5#c", None),
+    ("'5'", None),
+    ("\"5\"", None),
+    ("five", None),
+    ("true", None),
+    ("yes", None),
+    ("[5]", None),
+    ("{}", None),
+    ("٣", None),
+];
+
+/// Numbers with a leading zero: our value since 0.1.0, where envoyproxy/ratelimit has another or an error.
+const LEADING_ZEROS: &[(&str, u32)] = &[
+    ("010", 10),
+    ("0100", 100),
+    ("00100", 100),
+    ("0_10", 10),
+    ("0777_7", 7_777),
+    ("+010", 10),
+    ("08", 8),
+    ("09", 9),
+    ("018", 18),
+    ("0128", 128),
+    ("!!int 010", 10),
+];
+
+/// Returns the file with this value of `requests_per_unit`, in block and in flow style.
+fn files_with_number(number: &str) -> [String; 2] {
+    [
+        format!("domain: d\ndescriptors:\n- key: k\n  rate_limit:\n    unit: day\n    requests_per_unit: {number}\n"),
+        format!("domain: d\ndescriptors: [{{key: k, rate_limit: {{unit: day, requests_per_unit: {number}}}}}]\n"),
+    ]
+}
+
+#[test]
+fn numbers_have_the_values_of_envoyproxy_ratelimit() {
+    for (number, expected) in NUMBERS {
+        for text in files_with_number(number) {
+            let Some(expected) = expected else {
+                let errors = rejected(&[&text]);
+                assert!(errors[0].contains("requests_per_unit must be a whole number"), "{number}: {errors:?}");
+                continue;
+            };
+            let (set, warnings) = accepted(&[&text], Options::default());
+            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(*expected), "{number}");
+            let is_empty = matches!(*number, "" | "~" | "null" | "Null" | "NULL");
+            assert_eq!(warnings.len(), usize::from(is_empty), "{number}: {warnings:?}");
+        }
+    }
+}
+
+#[test]
+fn a_number_with_a_leading_zero_stays_decimal_with_a_warning() {
+    for (number, expected) in LEADING_ZEROS {
+        for text in files_with_number(number) {
+            let (set, warnings) = accepted(&[&text], Options::default());
+            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(*expected), "{number}");
+            assert_eq!(warnings.len(), 1, "{number}: {warnings:?}");
+            let read =
+                format!("is read as {expected}; envoyproxy/ratelimit reads numbers with a leading zero as octal");
+            assert!(warnings[0].contains(&read), "{number}: {warnings:?}");
+        }
+    }
+}
+
+#[test]
+fn tabs_between_tokens_are_read_and_tabs_in_texts_stay() {
+    let descriptor = |descriptor: &str| format!("domain:\td\ndescriptors:\n- {descriptor}\n");
+    let limit_of = "rate_limit: {unit: day, requests_per_unit: 5}";
+    for (text, value) in [
+        (descriptor(&format!("key:\tk\n  {limit_of}")), "x"),
+        (descriptor(&format!("key:\t\tk\n  {limit_of}")), "x"),
+        (descriptor(&format!("key: \tk\n  {limit_of}")), "x"),
+        (descriptor(&format!("key:\t'k'\n  {limit_of}")), "x"),
+        (descriptor(&format!("\"key\":\tk\n  {limit_of}")), "x"),
+        (descriptor(&format!("key:\tk\t# comment:\tx\n  {limit_of}")), "x"),
+        (descriptor(&format!("key\t: k\n  {limit_of}")), "x"),
+        (descriptor("key:\tk\n  rate_limit:\t{unit:\tday,\trequests_per_unit:\t5\t}"), "x"),
+        (descriptor("key:\tk\n  rate_limit:\t\n    unit:\tday\n    requests_per_unit:\t5\t"), "x"),
+        (descriptor("{key:\tk, rate_limit: {\"unit\":\tday, requests_per_unit: 5}}"), "x"),
+        (descriptor(&format!("key: k\n  value: &a\tx\n  {limit_of}")), "x"),
+        (descriptor(&format!("key: k\n  value: \"a:\tb\"\n  {limit_of}")), "a:\tb"),
+        (descriptor(&format!("key: k\n  value: 'é:\tb'\n  {limit_of}")), "é:\tb"),
+        (descriptor(&format!("key: k\n  value:\t'a:\tb'\n  {limit_of}")), "a:\tb"),
+        (descriptor(&format!("key: k\n  value: |-\n    a:\tb\n    c:\td\n  {limit_of}")), "a:\tb\nc:\td"),
+        (descriptor(&format!("key: k\n  value:\t>-\n    a:\tb\n  {limit_of}")), "a:\tb"),
+        (descriptor(&format!("key: k\n  value: a\tb\n  {limit_of}")), "a\tb"),
+    ] {
+        let (set, warnings) = accepted(&[&text], Options::default());
+        assert_eq!(limit(&set, "d", &[("k", value)]), Some(5), "{text:?}");
+        assert!(warnings.is_empty(), "{text:?}: {warnings:?}");
+    }
+    assert_eq!(
+        rejected(&["domain:\td\nfoo:\tx\n"]),
+        ["a.yaml:2:1: unknown key \"foo\"; keys allowed here: domain, charge, shard_by, plans, descriptors"]
+    );
+}
+
+#[test]
+fn what_a_file_does_not_mean_has_one_warning() {
+    let head = "domain: d\ndescriptors:\n";
+    let rule = "- {key: a, rate_limit: {unit: day, requests_per_unit: 1}}\n";
+    let documents = "warning: only the first document of a file is read; move this one to a file of its own";
+    for (text, expected) in [
+        (format!("{head}{rule}---\ndomain: e\nkye: 1\n"), format!("5:1: {documents}")),
+        (format!("{head}{rule}---\n---\n[]\n---\nx\n"), format!("6:1: {documents}")),
+        (format!("{head}{rule}...\n---\n{{\n"), format!("6:1: {documents}")),
+        (
+            format!("{head}- {{key: a, rate_limit: {{unit: day}}}}\n"),
+            "3:24: warning: rate_limit has no requests_per_unit; the default of 0 denies every request".into(),
+        ),
+        (
+            format!("{head}- {{key: a, rate_limit: {{unit: day, requests_per_unit: }}}}\n"),
+            "3:55: warning: requests_per_unit is empty and read as 0, which denies every request".into(),
+        ),
+        (
+            format!("{head}- {{key: a, rate_limit: {{algorithm: concurrency, limit: ~}}}}\n"),
+            "3:56: warning: limit is empty and read as 0, which denies every request".into(),
+        ),
+        (
+            format!("{head}- {{key: a, value: !!binary aGk=}}\n"),
+            "3:30: warning: the tag \"binary\" of this value is ignored".into(),
+        ),
+        (
+            format!("{head}- {{key: 'x-*', rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"),
+            "3:9: warning: the * in the key \"x-*\" is no pattern, only entries with exactly this key match; \
+             envoyproxy/ratelimit matches a * at the end of a key as a pattern"
+                .into(),
+        ),
+    ] {
+        let (_, warnings) = accepted(&[&text], Options::default());
+        assert_eq!(warnings, [format!("a.yaml:{expected}")], "{text}");
+    }
+    for text in [format!("---\n{head}{rule}"), format!("{head}{rule}---\n"), format!("{head}{rule}...\n---\n~\n...\n")]
+    {
+        assert!(accepted(&[&text], Options::default()).1.is_empty(), "{text}");
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::Number;
 use super::*;
 use crate::rules::{
     Options, SourceFile, compile,
-    yaml::{self, Kind, Yaml},
+    yaml::{self, Document, Kind, Yaml},
 };
 
 /// Converts a document to JSON as an editor does: by YAML 1.2.
@@ -27,7 +27,7 @@ fn json(yaml: &Yaml) -> Value {
 }
 
 fn violations(validator: &Validator, text: &str) -> Vec<String> {
-    let Ok(Some(yaml)) = yaml::parse(text) else {
+    let Ok(Document { root: Some(yaml), .. }) = yaml::parse(text) else {
         return vec!["invalid YAML".to_owned()];
     };
     validator.iter_errors(&json(&yaml)).map(|error| format!("{}: {error}", error.instance_path())).collect()

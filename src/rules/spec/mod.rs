@@ -73,15 +73,18 @@ const ENVOYPROXY_KEYWORDS: &[&str] = &[
 
 /// Reads one file. Returns `None` if it has no domain or is not a YAML map.
 pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'_>) -> Option<File> {
-    let root = match yaml::parse(text) {
-        Ok(root) => root,
+    let document = match yaml::parse(text) {
+        Ok(document) => document,
         Err(error) => {
             diagnostics.error(error.location, error.message);
             return None;
         }
     };
+    for (location, message) in document.ignored {
+        diagnostics.warning(location, message);
+    }
     let start = Location { line: 1, column: 1 };
-    let Some(root) = root.filter(|root| !matches!(root.kind, Kind::Null)) else {
+    let Some(root) = document.root.filter(|root| !matches!(root.kind, Kind::Null)) else {
         diagnostics.error(start, "the file is empty; a domain is required");
         return None;
     };
@@ -121,16 +124,19 @@ pub(super) fn read_custom_limit(
     diagnostics: &mut Diagnostics<'_>,
 ) -> Option<CustomLimit> {
     let start = Location { line: 1, column: 1 };
-    let node = match yaml::parse(text) {
-        Ok(Some(node)) if !matches!(node.kind, Kind::Null) => node,
-        Ok(_) => {
-            diagnostics.error(start, "the limit is empty");
-            return None;
-        }
+    let document = match yaml::parse(text) {
+        Ok(document) => document,
         Err(error) => {
             diagnostics.error(error.location, error.message);
             return None;
         }
+    };
+    for (location, message) in document.ignored {
+        diagnostics.warning(location, message);
+    }
+    let Some(node) = document.root.filter(|node| !matches!(node.kind, Kind::Null)) else {
+        diagnostics.error(start, "the limit is empty");
+        return None;
     };
     let mut reader = Reader { diagnostics, instances: options.instances.into(), peers: options.peers };
     if let Some((text, _)) = node.scalar() {
@@ -272,7 +278,7 @@ impl Reader<'_, '_> {
         let (mut share_threshold, mut ip_prefix) = (None, None);
         for (key, location, value) in self.read_map(node, &DESCRIPTOR)? {
             match key {
-                "key" => descriptor.key = self.text(key, value).unwrap_or_default(),
+                "key" => descriptor.key = self.descriptor_key(value),
                 "value" => descriptor.value = self.text(key, value).filter(|value| !value.is_empty()),
                 "rate_limit" => descriptor.rate_limit = self.rate_limit(value).map(Box::new),
                 "shadow_mode" => descriptor.shadow_mode = self.boolean(key, value),
@@ -307,6 +313,18 @@ impl Reader<'_, '_> {
             }
         }
         Some(descriptor)
+    }
+
+    fn descriptor_key(&mut self, node: &Yaml) -> String {
+        let key = self.text("key", node).unwrap_or_default();
+        if key.contains('*') {
+            let message = format!(
+                "the * in the key {key:?} is no pattern, only entries with exactly this key match; \
+                 envoyproxy/ratelimit matches a * at the end of a key as a pattern"
+            );
+            self.diagnostics.warning(node.location, message);
+        }
+        key
     }
 
     /// Reads a value that must be one of `choices`.
@@ -374,15 +392,27 @@ impl Reader<'_, '_> {
         }
     }
 
+    /// Reads a number. A missing value is 0, as in envoyproxy/ratelimit.
     fn number(&mut self, name: &str, node: &Yaml) -> Option<u32> {
         let parsed = match &node.kind {
-            Kind::Null => Some(0),
+            Kind::Null => {
+                let denies = matches!(name, "requests_per_unit" | "limit" | "ceiling");
+                let effect = if denies { ", which denies every request" } else { "" };
+                self.diagnostics.warning(node.location, format!("{name} is empty and read as 0{effect}"));
+                Some(0)
+            }
             Kind::Scalar { text, plain: true } => {
-                let digits = text.replace('_', "");
-                match digits.strip_prefix("0x") {
-                    Some(hex) => u32::from_str_radix(hex, 16).ok(),
-                    None => digits.parse().ok(),
+                let parsed = whole_number(text);
+                if let Some(number) =
+                    parsed.filter(|number| octal_number(text).is_some_and(|octal| octal != Some(*number)))
+                {
+                    let message = format!(
+                        "{name} {text} is read as {number}; envoyproxy/ratelimit reads numbers with a leading zero as \
+                         octal, so write {number} without it, or 0o and the octal digits"
+                    );
+                    self.diagnostics.warning(node.location, message);
                 }
+                parsed
             }
             Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => None,
         };
@@ -419,6 +449,33 @@ impl Reader<'_, '_> {
             }
         }
     }
+}
+
+/// Parses a number in the forms that envoyproxy/ratelimit reads, except that a leading zero does not mean octal.
+fn whole_number(text: &str) -> Option<u32> {
+    let text = text.replace('_', "");
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
+    let (radix, digits) = match digits.split_at_checked(2) {
+        Some(("0x" | "0X", digits)) => (16, digits),
+        Some(("0o" | "0O", digits)) => (8, digits),
+        Some(("0b" | "0B", digits)) => (2, digits),
+        _ => (10, digits),
+    };
+    // `from_str_radix` accepts a second sign.
+    if digits.starts_with(['+', '-']) {
+        return None;
+    }
+    let number = u32::from_str_radix(digits, radix).ok()?;
+    (number == 0 || !text.starts_with('-')).then_some(number)
+}
+
+/// Returns the value of a number with a leading zero in octal, `Some(None)` if it is not octal, and `None` if there is no
+/// leading zero.
+fn octal_number(text: &str) -> Option<Option<u32>> {
+    let text = text.replace('_', "");
+    let digits = text.strip_prefix(['+', '-']).unwrap_or(&text).strip_prefix('0')?;
+    let is_decimal = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
+    is_decimal.then(|| u32::from_str_radix(digits, 8).ok())
 }
 
 /// Returns the end of a message that states the actual value: `, not …`.
