@@ -5,9 +5,9 @@
 
 use std::{borrow::Cow, collections::HashMap, rc::Rc};
 
-use saphyr_parser::{Event, Parser, ScalarStyle, Span, StrInput};
+use saphyr_parser::{Event, Parser, ScalarStyle, Span};
 
-use super::diagnostic::Location;
+use super::diagnostic::{Location, MAX_DIAGNOSTICS};
 
 /// Maximum nesting depth.
 const MAX_DEPTH: usize = 128;
@@ -16,6 +16,9 @@ const MAX_DEPTH: usize = 128;
 const MAX_COPIED_NODES: usize = 400_000;
 /// Number of bytes of texts that aliases may copy in addition to the number of written bytes.
 const MAX_COPIED_BYTES: usize = 4 << 20;
+
+/// Maximum length of a tag, in bytes. A few bytes can name a long tag (`%TAG`), which the parser copies for each node.
+const MAX_TAG_BYTES: usize = 256;
 
 /// A node of the tree.
 #[derive(Clone, Debug)]
@@ -80,7 +83,7 @@ pub(super) struct YamlError {
 pub(super) struct Document {
     /// The tree; `None` if the document contains only comments.
     pub(super) root: Option<Yaml>,
-    /// Parts of the text that are not read.
+    /// The first parts of the text that are not read.
     pub(super) ignored: Vec<(Location, String)>,
 }
 
@@ -89,12 +92,9 @@ pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
     let text = space_after_colons(text);
     let mut tree = TreeBuilder::default();
     let mut ignored = Vec::new();
-    let mut events = Parser::new_from_str(&text);
+    let mut events = events(&text);
     for event in events.by_ref() {
-        let (event, span) = event.map_err(|error| YamlError {
-            location: Location { line: error.marker().line(), column: error.marker().col() + 1 },
-            message: format!("invalid YAML: {}", error.info()),
-        })?;
+        let (event, span) = event?;
         let location = location_of(&span);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
@@ -102,7 +102,8 @@ pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
                 let tag = tag.as_deref().map(|tag| tag.strip_prefix("tag:yaml.org,2002:").unwrap_or(tag));
                 let plain = style == ScalarStyle::Plain || matches!(tag, Some("int" | "bool"));
                 let null = plain && tag != Some("str") && is_null(&text);
-                if let Some(tag) = tag.filter(|tag| !matches!(*tag, "str" | "int" | "bool" | "null")) {
+                let is_ignored = |tag: &&str| !matches!(*tag, "str" | "int" | "bool" | "null");
+                if let Some(tag) = tag.filter(is_ignored).filter(|_| ignored.len() < MAX_DIAGNOSTICS) {
                     ignored.push((location, format!("the tag {tag:?} of this value is ignored")));
                 }
                 let size = Size { nodes: 1, bytes: text.len() };
@@ -125,8 +126,27 @@ pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
     Ok(Document { root: tree.root, ignored })
 }
 
-/// Returns the location of the next document that has content, or of a syntax error before it.
-fn next_document(events: Parser<'_, StrInput<'_>>) -> Option<Location> {
+/// Returns the events of the parser, until an error.
+fn events(text: &str) -> impl Iterator<Item = Result<(Event<'_>, Span), YamlError>> {
+    Parser::new_from_str(text).map(|event| {
+        let (event, span) = event.map_err(|error| YamlError {
+            location: Location { line: error.marker().line(), column: error.marker().col() + 1 },
+            message: format!("invalid YAML: {}", error.info()),
+        })?;
+        let tag = match &event {
+            Event::Scalar(.., tag) | Event::SequenceStart(_, tag) | Event::MappingStart(_, tag) => tag.as_ref(),
+            _ => None,
+        };
+        if tag.is_some_and(|tag| tag.handle.len() + tag.suffix.len() > MAX_TAG_BYTES) {
+            let message = format!("the tag of this value has more than {MAX_TAG_BYTES} bytes");
+            return Err(YamlError { location: location_of(&span), message });
+        }
+        Ok((event, span))
+    })
+}
+
+/// Returns the location of the next document that has content, or of an error before it.
+fn next_document<'t>(events: impl Iterator<Item = Result<(Event<'t>, Span), YamlError>>) -> Option<Location> {
     for event in events {
         match event {
             Ok((Event::Scalar(text, ScalarStyle::Plain, ..), _)) if is_null(&text) => {}
@@ -134,9 +154,7 @@ fn next_document(events: Parser<'_, StrInput<'_>>) -> Option<Location> {
                 return Some(location_of(&span));
             }
             Ok(_) => {}
-            Err(error) => {
-                return Some(Location { line: error.marker().line(), column: error.marker().col() + 1 });
-            }
+            Err(error) => return Some(error.location),
         }
     }
     None
@@ -156,7 +174,7 @@ fn space_after_colons(text: &str) -> Cow<'_, str> {
     }
     let replaced = text.replace(":\t", ": ");
     let mut texts = Vec::new();
-    for event in Parser::new_from_str(&replaced) {
+    for event in events(&replaced) {
         // The caller reports the error, at the same location.
         let Ok((event, span)) = event else { break };
         if matches!(event, Event::Scalar(_, style, ..) if style != ScalarStyle::Plain) {
@@ -342,6 +360,18 @@ mod tests {
         for deep in ["[", "- ", "{a: ", "? "] {
             assert_ne!(error_of(&deep.repeat(10_000)), "", "{deep:?}");
         }
+    }
+
+    #[test]
+    fn a_tag_that_few_bytes_repeat_is_short() {
+        let text = |length: usize, node: &str| format!("%TAG !e! {}\n---\nk: !e!a {node}\n", "x".repeat(length));
+        for node in ["y", "[y]", "{y: z}", "'a:\tb'"] {
+            assert_eq!(error_of(&text(MAX_TAG_BYTES - 1, node)), "", "{node}");
+            let error = error_of(&text(MAX_TAG_BYTES, node));
+            assert_eq!(error, "the tag of this value has more than 256 bytes", "{node}");
+        }
+        let ignored = parse(&format!("[{}]", "!e x, ".repeat(5_000))).ok().unwrap().ignored;
+        assert_eq!(ignored.len(), MAX_DIAGNOSTICS);
     }
 
     /// Aliases may copy as much as the text contains, so that a large file can share its limits.
