@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     net::SocketAddr,
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{FileTypeExt, MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -41,6 +41,11 @@ impl Listener {
 
     /// Listens on a Unix socket. Removes a socket on which no process listens, such as after a crash.
     pub(super) fn unix(path: PathBuf) -> io::Result<Self> {
+        // Connections to other files are refused as well. A link is not followed: only the link would be removed.
+        if fs::symlink_metadata(&path).is_ok_and(|file| !file.file_type().is_socket()) {
+            let reason = "the path exists and is not a socket; only a socket is replaced";
+            return Err(io::Error::new(io::ErrorKind::AlreadyExists, reason));
+        }
         let connection = std::os::unix::net::UnixStream::connect(&path);
         if connection.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
             fs::remove_file(&path)?;
@@ -110,6 +115,25 @@ impl PassedStream {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn only_a_socket_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("file"), "precious").unwrap();
+        fs::create_dir(path("folder")).unwrap();
+        std::os::unix::fs::symlink(path("file"), path("link")).unwrap();
+        std::os::unix::fs::symlink(path("nowhere"), path("dangling")).unwrap();
+        drop(std::os::unix::net::UnixListener::bind(path("socket")).unwrap());
+        std::os::unix::fs::symlink(path("socket"), path("link_to_socket")).unwrap();
+        for name in ["file", "folder", "link", "dangling", "link_to_socket"] {
+            let error = Listener::unix(path(name)).err().unwrap().to_string();
+            assert!(error.contains("is not a socket"), "{name}: {error}");
+            assert!(fs::symlink_metadata(path(name)).is_ok(), "{name} still exists");
+        }
+        assert_eq!(fs::read_to_string(path("file")).unwrap(), "precious");
+        assert!(Listener::unix(path("socket")).is_ok(), "a socket that a crash left behind");
+    }
 
     #[tokio::test]
     async fn only_the_own_socket_file_is_removed() {
