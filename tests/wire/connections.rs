@@ -10,10 +10,18 @@ use http::Request;
 use http_body_util::{BodyExt, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpSocket, TcpStream},
+};
 
 use crate::support::{
-    DEADLINE, Operator, RedisServer, Server, operator::OPERATE, request_for, server::command, wait_for, wait_for_async,
+    DEADLINE, Operator, RedisServer, Server,
+    http2_frames::{DATA, END_HEADERS, END_STREAM, GREETING, HEADERS, RST_STREAM, call_headers, frame},
+    operator::OPERATE,
+    request_for,
+    server::command,
+    wait_for, wait_for_async,
 };
 
 #[tokio::test]
@@ -63,6 +71,55 @@ async fn a_unix_socket_is_served() {
     server.signal("TERM");
     assert!(server.wait().await.success());
     assert!(!path.exists());
+}
+
+/// gRPC in Python, C++, Java and Ruby sends the escaped path, as a literal name or with the index of the name.
+#[tokio::test]
+async fn the_escaped_path_of_a_unix_socket_is_an_authority() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("grpc.sock");
+    let server = Server::builder().set("grpc.uds", path.to_str().unwrap()).start();
+    let method = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
+    let message = b"\0\0\0\0\x16\x0a\x07example\x12\x0b\x0a\x09\x0a\x04user\x12\x01x";
+    let escaped = path.to_str().unwrap().replace('/', "%2F");
+    let value = [&[u8::try_from(escaped.len()).unwrap()], escaped.as_bytes()].concat();
+    for name in [&b"\x41"[..], b"\x01", b"\x40\x0a:authority"] {
+        let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
+        let headers = [call_headers(method), name.to_vec(), value.clone()].concat();
+        let call = [GREETING.to_vec(), frame(HEADERS, END_HEADERS, 1, &headers), frame(DATA, END_STREAM, 1, message)];
+        stream.write_all(&call.concat()).await.unwrap();
+        let mut kinds = Vec::new();
+        let read = async {
+            loop {
+                let mut head = [0; 9];
+                stream.read_exact(&mut head).await.unwrap();
+                let [a, b, c, kind, flags, _, _, _, id] = head;
+                let mut payload = vec![0; u32::from_be_bytes([0, a, b, c]) as usize];
+                stream.read_exact(&mut payload).await.unwrap();
+                if id == 1 {
+                    kinds.push(kind);
+                }
+                if id == 1 && (kind == RST_STREAM || flags & END_STREAM != 0) {
+                    return;
+                }
+            }
+        };
+        tokio::time::timeout(DEADLINE, read).await.unwrap();
+        assert_eq!(kinds, [HEADERS, DATA, HEADERS], "a response with a message, to {name:x?}");
+    }
+    drop(server);
+}
+
+#[test]
+fn a_file_in_place_of_a_unix_socket_is_kept() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "precious").unwrap();
+    let mut start = command();
+    let output = start.args(["serve", "--http-addr", "127.0.0.1:0"]).env("SLUICEGATE__GRPC__UDS", file.path()).output();
+    let output = output.unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && error.contains("is not a socket"), "{error}");
+    assert_eq!(std::fs::read_to_string(file.path()).unwrap(), "precious");
 }
 
 /// Returns a request with the descriptor `user=x` in the domain `example`.

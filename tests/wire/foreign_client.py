@@ -1,4 +1,4 @@
-"""Calls the service by reflection, and its health service, with only grpcio. Usage: foreign_client.py HOST:PORT"""
+"""Calls the service by reflection, and its health service, with only grpcio. Usage: foreign_client.py HOST:PORT|unix:PATH"""
 import sys
 
 import grpc

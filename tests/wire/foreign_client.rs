@@ -7,11 +7,21 @@ use crate::support::{Server, repository, tool};
 #[test]
 fn a_foreign_client_calls_the_service_by_reflection() {
     let server = Server::builder().start();
-    let output = Command::new(tool("python"))
-        .arg(repository("tests/wire/foreign_client.py"))
-        .arg(server.grpc.to_string())
-        .output()
-        .unwrap();
+    assert_calls_by_reflection(&server.grpc.to_string());
+}
+
+/// Its `:authority` is then the escaped path.
+#[test]
+fn a_foreign_client_calls_the_service_on_a_unix_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("grpc.sock").display().to_string();
+    let _server = Server::builder().set("grpc.uds", &path).start();
+    assert_calls_by_reflection(&format!("unix:{path}"));
+}
+
+fn assert_calls_by_reflection(target: &str) {
+    let script = repository("tests/wire/foreign_client.py");
+    let output = Command::new(tool("python")).arg(script).arg(target).output().unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{out}{err}");
     let expected = "health: SERVING, SERVING\nNOT_FOUND\nOK 2\nOK 1\nOK 0\nOVER_LIMIT 0\nINVALID_ARGUMENT\n";

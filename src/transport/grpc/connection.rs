@@ -20,6 +20,7 @@ use tokio_rustls::server::TlsStream;
 
 use super::{
     CallerErrors, Handler, Settings,
+    any_authority::AnyAuthority,
     backpressure::Backpressure,
     http2::{ConnectionScope, Http2},
     input::{Budgets, Input},
@@ -69,7 +70,7 @@ pub(super) async fn serve(
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
-        Stream::Unix(stream) => return serve_http2(stream, handler, settings, context).await,
+        Stream::Unix(stream) => return serve_http2(AnyAuthority::new(stream), handler, settings, context).await,
     };
     match timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, tls)).await {
         Ok(Ok(Some(Accepted::Plain(stream)))) => serve_http2(stream, handler, settings, context).await,

@@ -4,13 +4,13 @@
 //! without a last frame.
 
 /// Size of the preface of a connection in bytes (RFC 9113, section 3.4).
-const PREFACE_BYTES: usize = 24;
+pub(super) const PREFACE_BYTES: usize = 24;
 /// Size of the head of a frame in bytes (RFC 9113, section 4.1).
-const FRAME_HEAD_BYTES: usize = 9;
-const HEADERS: u8 = 1;
-const CONTINUATION: u8 = 9;
+pub(super) const FRAME_HEAD_BYTES: usize = 9;
+pub(super) const HEADERS: u8 = 1;
+pub(super) const CONTINUATION: u8 = 9;
 /// The flag of the last frame of a header block.
-const END_HEADERS: u8 = 4;
+pub(super) const END_HEADERS: u8 = 4;
 
 /// The position in the frames that a caller sends.
 pub(super) struct HeaderBlocks {

@@ -5,6 +5,7 @@
 //! (`stream`) and quotas (`quotas`) are implemented without tonic's router and codec, which makes a call a fifth cheaper.
 //! All other services (health, reflection, resources) use tonic.
 
+mod any_authority;
 mod backpressure;
 mod caller_errors;
 mod checker;
