@@ -120,6 +120,11 @@ async fn malformed_frames_are_rejected() {
     assert_eq!(raw.request(Method::POST, METHOD, "application/json", frame(&valid)).await.0, "3");
     assert_eq!(raw.send("/envoy.service.ratelimit.v3.RateLimitService/Other", frame(&valid)).await.0, "12");
     assert_eq!(raw.send("/nothing/at.all", frame(&valid)).await.0, "12");
+    for old in ["envoy.service.ratelimit.v2.RateLimitService", "pb.lyft.ratelimit.RateLimitService"] {
+        let (status, text, _) = raw.send(&format!("/{old}/ShouldRateLimit"), frame(&valid)).await;
+        let names_new = text.contains("ratelimit.v3.RateLimitService") && text.contains("transport_api_version: V3");
+        assert!(status == "12" && text.starts_with(old) && names_new, "{status} {text}");
+    }
     assert_eq!(raw.send(METHOD, frame(&valid)).await.0, "0");
 }
 

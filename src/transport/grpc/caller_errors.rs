@@ -20,7 +20,7 @@ pub(crate) enum ErrorKind {
     Invalid,
     /// The message is larger than the maximum.
     TooLarge,
-    /// The compression is not supported.
+    /// The compression, or the version of the protocol, is not supported.
     Unsupported,
     /// The message was not complete, and no further bytes arrived for too long.
     Stalled,

@@ -48,6 +48,10 @@ const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
 /// Path of the method with quotas, which does not use tonic either.
 const STREAM_QUOTAS: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
+/// Beginnings of the paths of older versions of `ShouldRateLimit`, which are not served.
+const OLD_SERVICES: [&str; 2] =
+    ["/envoy.service.ratelimit.v2.RateLimitService/", "/pb.lyft.ratelimit.RateLimitService/"];
+
 /// The headers that tonic reads.
 const TONIC_HEADERS: [&str; 5] = ["content-type", "te", "grpc-encoding", "grpc-accept-encoding", "grpc-timeout"];
 /// Maximum size of a header for tonic, in bytes.
@@ -177,6 +181,15 @@ impl Handler {
     }
 
     fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Decided {
+        let path = request.uri().path();
+        if let Some(old) = OLD_SERVICES.into_iter().find(|old| path.starts_with(old)) {
+            let reason = format!(
+                "{} is not served: this service serves envoy.service.ratelimit.v3.RateLimitService; in Envoy set \
+                 transport_api_version: V3",
+                old.trim_matches('/')
+            );
+            return Decided::Now(Response::Error(RequestError::unsupported(reason)));
+        }
         let mut tonic_services = self.tonic_services.clone();
         let (head, body) = request.into_parts();
         let body = tonic::body::Body::new(TonicBody::new(body, input.message()));
