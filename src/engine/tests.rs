@@ -38,7 +38,7 @@ fn charge_all() -> String {
 pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> Engine {
     let file = SourceFile { name: "api.yaml".into(), text: text.into() };
     let (rules, _) = rules::compile(&[file], options).unwrap();
-    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 100, near_limit_ratio: 0.8 });
+    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
     let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
     let memory = || Arc::new(Memory::new(&Default::default()));
     Engine {

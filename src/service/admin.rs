@@ -260,7 +260,7 @@ descriptors:
     /// Returns the actions of an instance named `here:1` with counters in memory and a clock that is set by hand.
     pub(in crate::service) fn admin(rules: &str) -> Admin {
         let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
-        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 9, near_limit_ratio: 0.8 });
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
         let source = Source::BuiltIn(vec![SourceFile { name: "a.yaml".into(), text: rules.into() }]);
         let options = Options::default();
         let reloader =

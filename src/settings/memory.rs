@@ -24,8 +24,8 @@ const EVENTUAL_COUNTER_BYTES: u64 = 400;
 const RANKED_ENTITIES: u64 = 2 * 5 * 500;
 /// A ranked entity with the longest name.
 const RANKED_ENTITY_BYTES: u64 = 4_096 + 250;
-/// A series with a value of a caller.
-const SERIES_BYTES: u64 = 1_500;
+/// A series with a value of a caller: a seventh of a set of labels with all its counts.
+const SERIES_BYTES: u64 = 215;
 /// The last hour of the console (10 MB), and the values that aliases copy in the text of one simulation.
 const CONSOLE_BYTES: u64 = 40 * MB;
 /// A gRPC connection with 64 KiB of data that belong to calls without memory, in buffers of twice this size. Measured:

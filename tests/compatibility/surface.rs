@@ -109,7 +109,11 @@ fn output(args: &[&str]) -> String {
 }
 
 /// Defaults of the last release that this version changes, as CHANGELOG.md says.
-const CHANGED_DEFAULTS: [&str; 2] = ["grpc.limits.max_frame_bytes = 262144", "grpc.limits.max_message_bytes = 65536"];
+const CHANGED_DEFAULTS: [&str; 3] = [
+    "grpc.limits.max_frame_bytes = 262144",
+    "grpc.limits.max_message_bytes = 65536",
+    "telemetry.max_dynamic_series = 10000",
+];
 
 #[test]
 fn settings_keep_their_names_and_values() {

@@ -58,7 +58,7 @@ struct RecordedStatus {
 fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Check {
     let files = recording.rules.iter().map(|(name, text)| SourceFile { name: name.clone(), text: text.clone() });
     let clock = Clock::Manual(Arc::clone(now));
-    let settings = StatisticsSettings { max_dynamic_series: 100, near_limit_ratio: 0.8 };
+    let settings = StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 };
     let statistics = Statistics::new(1, settings);
     let source = Source::BuiltIn(files.collect());
     let reloader =

@@ -30,7 +30,8 @@ use crate::{
 /// Settings of the statistics.
 #[derive(Clone, Debug)]
 pub struct StatisticsSettings {
-    /// Maximum number of series created from callers' values. Further hits are counted as `other`.
+    /// Maximum number of series created from callers' values, one for each count of each set of labels. Further hits are
+    /// counted as `other`.
     pub max_dynamic_series: usize,
     /// Share of a limit above which hits are near the limit.
     pub near_limit_ratio: f32,
@@ -172,7 +173,7 @@ impl Statistics {
         if let Some(series) = dynamic.get(id) {
             return Some(Arc::clone(series));
         }
-        if dynamic.len() >= self.settings.max_dynamic_series {
+        if (dynamic.len() + 1) * Count::ALL.len() > self.settings.max_dynamic_series {
             let _ = self.full.set(dynamic.clone());
             return None;
         }
@@ -282,7 +283,7 @@ impl Statistics {
             meter,
             "sluicegate_metric_dynamic_series",
             "Number of series that contain callers' values",
-            move || lock(&this.dynamic).len() as u64,
+            move || (lock(&this.dynamic).len() * Count::ALL.len()) as u64,
         );
     }
 }

@@ -159,9 +159,10 @@ impl Series {
 }
 
 /// Replaces the characters that names in envoyproxy/ratelimit must not contain: `:`, `|` and the dots of IPv4
-/// addresses.
+/// addresses. Also replaces what would begin a line or a tag in statsd: control characters and `.__`.
 pub(super) fn sanitize(label: &str) -> String {
-    let mut text = label.replace([':', '|'], "_");
+    let is_replaced = |letter: char| letter == ':' || letter == '|' || letter.is_control();
+    let mut text = label.replace(is_replaced, "_").replace(".__", "___");
     let is_part = |letter: char| letter.is_ascii_digit() || letter == '.';
     let addresses: Vec<String> =
         text.split(|letter| !is_part(letter)).filter(|part| is_ipv4(part)).map(str::to_owned).collect();

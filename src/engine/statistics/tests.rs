@@ -3,7 +3,9 @@
 use super::*;
 use crate::{algorithm::Decision, rules};
 
-fn statistics(max_dynamic_series: usize) -> Arc<Statistics> {
+/// Returns statistics with room for this number of combinations of values, and not quite for one more.
+fn statistics(combinations: usize) -> Arc<Statistics> {
+    let max_dynamic_series = (combinations + 1) * Count::ALL.len() - 1;
     Statistics::new(2, StatisticsSettings { max_dynamic_series, near_limit_ratio: 0.8 })
 }
 
@@ -90,6 +92,7 @@ fn labels_are_sanitized_like_those_of_envoyproxy_ratelimit() {
         |labels: &[&str]| series(&statistics, labels).labels().iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(labels(&["d", "ip_10.0.0.1", "a|b:c", "third"]), ["d", "ip_10_0_0_1", "a_b_c", "third"]);
     assert_eq!(labels(&["d", "host_a.example.com"]), ["d", "host_a.example.com"]);
+    assert_eq!(labels(&["d", "a\nb:1|c\r\0\u{7f}\u{85}x", "a.__zone=b"]), ["d", "a_b_1_c____x", "a___zone=b"]);
 }
 
 #[test]

@@ -335,7 +335,7 @@ descriptors:
         fn new(rules: &str) -> Self {
             let file = SourceFile { name: "a.yaml".into(), text: rules.into() };
             let (rules, _) = compile(&[file], Options::default()).unwrap();
-            let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 9, near_limit_ratio: 0.8 });
+            let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
             let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
             let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 1_000_000 }));
             let engine = Engine {

@@ -95,7 +95,7 @@ impl Service {
 
     fn start() -> Self {
         let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
-        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 100, near_limit_ratio: 0.8 });
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
         let source = Source::BuiltIn(vec![SourceFile { name: "rules.yaml".into(), text: RULES.into() }]);
         let reloader =
             Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default())

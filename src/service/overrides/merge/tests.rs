@@ -26,7 +26,7 @@ pub(in crate::service::overrides) fn member() -> Arc<OverrideSync> {
 
 pub(in crate::service::overrides) fn member_of(store: OverrideStore) -> Arc<OverrideSync> {
     let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
-    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 10, near_limit_ratio: 0.8 });
+    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
     let options = Options::default();
     let source = Source::BuiltIn(Vec::new());
     let reloader = Reloader::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
