@@ -193,7 +193,9 @@ impl Statsd {
                     groups.expand(template, &mut text);
                     text
                 };
-                (expand(name), tags.iter().map(|tag| expand(tag)).collect())
+                // A comma in a name must not begin a tag.
+                let parts = tags.iter().flat_map(|tag| tag.split(','));
+                (expand(name), parts.map(|part| expand(part).replace(',', "_")).collect())
             }
             None => (name.to_owned(), Vec::new()),
         };
@@ -283,6 +285,7 @@ mod tests {
             ..Default::default()
         });
         assert_eq!(statsd.line("rate.d.k.v.hits", "1|c"), "rate.hits:1|c|#domain:d,rule:k.v_x,zone:a\n");
+        assert_eq!(statsd.line("rate.d.k.v,env.hits", "1|c"), "rate.hits:1|c|#domain:d,rule:k.v_env_x,zone:a\n");
         assert_eq!(statsd.line("other", "1|c"), "other:1|c|#zone:a\n");
         let invalid = StatsdSettings {
             addr: Some("x:1".into()),
