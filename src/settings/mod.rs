@@ -329,6 +329,10 @@ impl Settings {
             ),
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be greater than 0"),
             (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be greater than 0"),
+            (
+                self.telemetry.statsd.tags.iter().all(|tag| !tag.contains('|') && !tag.contains(char::is_control)),
+                "telemetry.statsd.tags must contain neither | nor control characters",
+            ),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be greater than 0"),
             (
                 self.http.metrics_path.starts_with('/') && !self.http.metrics_path.contains(['{', '}', '*', ':']),

@@ -170,7 +170,8 @@ async fn metrics_are_sent_to_dogstatsd() {
     fs::write(&file, settings).unwrap();
     let keys: Vec<String> = (0..60).map(|number| format!("key-{number}")).collect();
     let rule = |key: &String| format!("- {{key: {key}, rate_limit: {{unit: hour, requests_per_unit: 5}}}}\n");
-    let all: String = keys.iter().map(rule).collect();
+    let mut all: String = keys.iter().map(rule).collect();
+    all += "- {key: name, value_to_metric: true, rate_limit: {unit: hour, requests_per_unit: 5}}\n";
     fs::write(folder.path().join("d.yaml"), format!("domain: d\ndescriptors:\n{all}")).unwrap();
     let builder = Server::builder().args(["--config", file.to_str().unwrap()]);
     let server = builder.rules(folder.path()).start();
@@ -178,15 +179,33 @@ async fn metrics_are_sent_to_dogstatsd() {
     for key in &keys {
         client.check(request_for("d", &[(key, "a")])).await.unwrap();
     }
+    client.check(request_for("d", &[("name", "x\r\nforged:9|c|#a:b,c")])).await.unwrap();
     let line = |key: &String| format!("hits.total_hits:1|c|#domain:d,rule:{key},zone:a\n");
     let (mut lines, mut datagram) = (String::new(), [0; 20_000]);
-    while !keys.iter().all(|key| lines.contains(&line(key))) {
+    let clean = line(&"name_x__forged_9_c_#a_b_c".to_owned());
+    while !keys.iter().all(|key| lines.contains(&line(key))) || !lines.contains(&clean) {
         let length = socket.recv(&mut datagram).unwrap();
         // Each datagram fits into an Ethernet frame.
         assert!(length <= 1_432, "a datagram of {length} bytes");
         lines += std::str::from_utf8(&datagram[..length]).unwrap();
     }
     assert!(keys.iter().all(|key| lines.matches(&line(key)).count() == 1), "each hit must be sent once: {lines}");
+}
+
+#[test]
+fn an_invalid_variable_ends_the_start_with_its_name() {
+    let redis = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "127.0.0.1:6379")];
+    for (variables, expected) in [
+        (&redis[1..], &["REDIS_URL=", "REDIS_SOCKET_TYPE=tcp"][..]),
+        (&[redis[0], ("REDIS_TYPE", "sentinel"), ("REDIS_URL", "m, 127.0.0.1:1")], &["REDIS_URL="]),
+        (&[redis[0], redis[1], ("STATSD_PORT", "tcp://10.96.0.7:8125")], &["STATSD_PORT=", "Kubernetes"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let output = ratelimit_command(folder.path()).envs(variables.iter().copied()).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success(), "{error}");
+        assert!(expected.iter().all(|part| error.contains(part)), "{error}");
+    }
 }
 
 /// `migrate` prints a settings file with the same effect as the environment.

@@ -10,6 +10,8 @@ mod variables;
 
 use std::{collections::HashMap, path::Path};
 
+use http::Uri;
+use regex::Regex;
 use toml::{Table, Value};
 
 use self::redis::Redis;
@@ -18,6 +20,8 @@ pub use self::variables::{Effect, VARIABLES, Variable};
 /// Variable and default ports of the OpenTelemetry specification for the collector's address.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const OTLP_PORTS: [(&str, u16); 2] = [("http", 4_318), ("grpc", 4_317)];
+const XDS_SERVER: &str = "CONFIG_GRPC_XDS_SERVER_URL";
+const XDS_HEADERS: &str = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
 
 /// Error returned when the value of a variable is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -104,12 +108,15 @@ impl EnvoyproxySettings {
             ("http.debug_addr", "DEBUG_HOST", "DEBUG_PORT"),
             ("grpc.addr", "GRPC_HOST", "GRPC_PORT"),
         ] {
-            let address = values::address(environment.text(host), environment.text(port));
-            self.set(setting, address.map_err(|reason| environment.error(port, reason))?);
+            let port = environment.read(port, values::port)?;
+            let address = values::address(environment.text(host), port);
+            self.set(setting, address.map_err(|reason| environment.error(host, reason))?);
         }
         if environment.is_true("USE_PROMETHEUS")? {
             let (host, port) = environment.text("PROMETHEUS_ADDR").rsplit_once(':').unwrap_or_default();
-            let address = values::address(host, port);
+            let address = values::port(port)
+                .map_err(|reason| format!("contains {port:?}, which {reason}"))
+                .and_then(|port| values::address(host, port));
             self.set("http.metrics_addr", address.map_err(|reason| environment.error("PROMETHEUS_ADDR", reason))?);
         }
         if environment.is_true("GRPC_SERVER_USE_TLS")? {
@@ -144,20 +151,13 @@ impl EnvoyproxySettings {
     fn xds(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
         let tls = environment.is_true("CONFIG_GRPC_XDS_SERVER_USE_TLS")?;
         let scheme = if tls { "https" } else { "http" };
-        self.set("rules.xds.server", format!("{scheme}://{}", environment.text("CONFIG_GRPC_XDS_SERVER_URL")));
+        let server = environment.text(XDS_SERVER);
+        values::check_endpoint(server, false)
+            .map_err(|reason| environment.error(XDS_SERVER, format!("{reason}; it must be host:port")))?;
+        self.set("rules.xds.server", format!("{scheme}://{server}"));
         self.copy_if_set("rules.xds.node_id", "CONFIG_GRPC_XDS_NODE_ID", environment);
-        for (setting, name, separator) in [
-            ("rules.xds.node_metadata", "CONFIG_GRPC_XDS_NODE_METADATA", '='),
-            ("rules.xds.headers", "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", ':'),
-        ] {
-            let mut pairs = Vec::new();
-            for text in environment.text(name).split(',').filter(|text| !text.is_empty()) {
-                let error = || environment.error(name, format!("is not a list of pairs such as name{separator}value"));
-                let (name, value) = text.split_once(separator).ok_or_else(error)?;
-                pairs.push(format!("{}={}", name.trim(), value.trim()).into());
-            }
-            self.set(setting, Value::Array(pairs));
-        }
+        self.set("rules.xds.node_metadata", environment.read("CONFIG_GRPC_XDS_NODE_METADATA", values::metadata)?);
+        self.set("rules.xds.headers", environment.read(XDS_HEADERS, values::headers)?);
         if tls {
             for (file, name) in [
                 ("cert_file", "CONFIG_GRPC_XDS_CLIENT_TLS_CERT"),
@@ -168,14 +168,18 @@ impl EnvoyproxySettings {
                 self.copy_if_set(&format!("rules.xds.tls.{file}"), name, environment);
             }
         }
-        let intervals = [
-            ("rules.xds.retry_min", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL"),
-            ("rules.xds.retry_max", "XDS_CLIENT_BACKOFF_MAX_INTERVAL"),
-        ];
-        if intervals.iter().any(|(_, name)| environment.is_set(name)) {
-            for (setting, name) in intervals {
-                self.set(setting, values::format_duration(environment.read(name, values::duration)?));
+        let (first, last) = ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "XDS_CLIENT_BACKOFF_MAX_INTERVAL");
+        if environment.is_set(first) || environment.is_set(last) {
+            let min = environment.read(first, values::positive_duration)?;
+            let max = environment.read(last, values::positive_duration)?;
+            if min > max {
+                if environment.is_set(last) {
+                    return Err(environment.error(last, format!("is less than {first}={}", environment.text(first))));
+                }
+                return Err(environment.error(first, format!("is greater than {last}={}", environment.text(last))));
             }
+            self.set("rules.xds.retry_min", values::format_duration(min));
+            self.set("rules.xds.retry_max", values::format_duration(max));
         }
         if environment.is_set("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES") {
             let size = environment.read("XDS_CLIENT_MAX_MSG_SIZE_IN_BYTES", values::number)?;
@@ -211,7 +215,10 @@ impl EnvoyproxySettings {
                 values::format_duration(std::time::Duration::from_secs(jitter)),
             );
             self.set(&format!("{section}.bound_expiry_jitter"), false);
-            self.copy_if_set(&format!("{section}.key_prefix"), "CACHE_KEY_PREFIX", environment);
+            if environment.is_set("CACHE_KEY_PREFIX") {
+                let prefix = environment.read("CACHE_KEY_PREFIX", values::key_prefix)?;
+                self.set(&format!("{section}.key_prefix"), prefix);
+            }
             for (file, name) in [
                 ("cert_file", "REDIS_TLS_CLIENT_CERT"),
                 ("key_file", "REDIS_TLS_CLIENT_KEY"),
@@ -220,7 +227,7 @@ impl EnvoyproxySettings {
                 self.copy_if_set(&format!("{section}.tls.{file}"), name, environment);
             }
             if environment.is_set(redis.timeout) {
-                let timeout = environment.read(redis.timeout, values::duration)?;
+                let timeout = environment.read(redis.timeout, values::positive_duration)?;
                 self.set(&format!("{section}.connect_timeout"), values::format_duration(timeout));
             }
             if let Some(auth) = environment.value(redis.sentinel_auth) {
@@ -243,13 +250,11 @@ impl EnvoyproxySettings {
         if environment.is_true("DISABLE_STATS")? || !(dogstatsd || statsd) {
             return Ok(());
         }
-        let address = format!("{}:{}", environment.text("STATSD_HOST"), environment.text("STATSD_PORT"));
-        self.set("telemetry.statsd.addr", address);
+        let host = environment.read("STATSD_HOST", values::host)?;
+        let port = environment.read("STATSD_PORT", values::port)?;
+        self.set("telemetry.statsd.addr", format!("{host}:{port}"));
         self.set("telemetry.statsd.protocol", if dogstatsd { "udp" } else { "tcp" });
-        let list = |text: &str| -> Vec<Value> {
-            text.split(',').map(str::trim).filter(|tag| !tag.is_empty()).map(Value::from).collect()
-        };
-        self.set("telemetry.statsd.tags", list(environment.text("EXTRA_TAGS")));
+        self.set("telemetry.statsd.tags", environment.read("EXTRA_TAGS", values::tags)?);
         if !dogstatsd {
             return Ok(());
         }
@@ -261,8 +266,16 @@ impl EnvoyproxySettings {
                     format!("requires DOG_STATSD_MOGRIFIER_{name}_PATTERN and DOG_STATSD_MOGRIFIER_{name}_NAME");
                 return Err(environment.error("USE_DOG_STATSD_MOGRIFIERS", reason));
             };
-            let tags = list(part("TAGS").map_or("", String::as_str));
-            let fields = [("pattern", pattern.as_str().into()), ("name", to.as_str().into()), ("tags", tags.into())];
+            let error = |part: &str, reason: &str| {
+                let reason = format!("names a mapping whose DOG_STATSD_MOGRIFIER_{name}_{part} {reason}");
+                environment.error("USE_DOG_STATSD_MOGRIFIERS", reason)
+            };
+            if let Err(invalid) = Regex::new(pattern) {
+                return Err(error("PATTERN", &format!("is not a regular expression: {invalid}")));
+            }
+            let tags =
+                values::tags(part("TAGS").map_or("", String::as_str)).map_err(|reason| error("TAGS", &reason))?;
+            let fields = [("pattern", pattern.as_str().into()), ("name", to.as_str().into()), ("tags", tags)];
             name_mappings.push(Value::Table(
                 fields.map(|(name, value): (_, Value)| (name.to_owned(), value)).into_iter().collect(),
             ));
@@ -278,6 +291,9 @@ impl EnvoyproxySettings {
         };
         self.set("telemetry.otlp.protocol", protocol);
         let configured = environment.0.get(OTLP_ENDPOINT).filter(|endpoint| !endpoint.is_empty());
+        if environment.is_true("TRACING_ENABLED")? && configured.is_some_and(|endpoint| !is_url(endpoint)) {
+            return Err(environment.error(OTLP_ENDPOINT, "is not a URL such as http://host:4317"));
+        }
         let endpoint = configured.cloned().unwrap_or_else(|| format!("http://localhost:{port}"));
         self.set("telemetry.otlp.endpoint", endpoint);
         Ok(())
@@ -318,8 +334,24 @@ impl Environment<'_> {
     }
 
     fn error(&self, name: &'static str, reason: impl Into<String>) -> VariableError {
-        VariableError { name, value: self.text(name).to_owned(), reason: reason.into() }
+        let (value, mut reason) = (self.text(name), reason.into());
+        // `tcp://10.96.0.7:8125`, also as a part of a value with `$(REDIS_PORT)`.
+        if value.contains("tcp://") || value.contains("udp://") {
+            reason += "; Kubernetes sets variables such as REDIS_PORT=tcp://10.96.0.7:6379 for each Service (service \
+                       links): set the variable in the container, or enableServiceLinks: false in the pod";
+        }
+        let value = match value.rsplit_once('@') {
+            _ if name == XDS_HEADERS => "***".to_owned(),
+            Some((_, host)) => format!("***@{host}"),
+            None => value.to_owned(),
+        };
+        VariableError { name, value, reason }
     }
+}
+
+/// Returns whether a text is a URL of HTTP.
+fn is_url(text: &str) -> bool {
+    text.parse::<Uri>().is_ok_and(|url| matches!(url.scheme_str(), Some("http" | "https")))
 }
 
 /// Returns the table of variables for the documentation, in Markdown.

@@ -2,7 +2,7 @@
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
-use super::{Environment, VariableError};
+use super::{Environment, VariableError, values};
 
 /// Names of the variables of one of the two stores.
 #[derive(Clone, Copy)]
@@ -54,7 +54,21 @@ impl Redis {
         };
         let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let kind = environment.text(self.kind).to_lowercase();
-        if kind == "single" && url_scheme.is_none() && environment.text(self.socket_type) == "unix" {
+        if !matches!(kind.as_str(), "single" | "sentinel" | "cluster") {
+            return Err(environment.error(self.kind, "is not single, sentinel or cluster"));
+        }
+        let socket_type = environment.text(self.socket_type).to_lowercase();
+        if !matches!(socket_type.as_str(), "unix" | "tcp" | "tcp4" | "tcp6") {
+            return Err(environment.error(self.socket_type, "is neither tcp nor unix"));
+        }
+        if kind == "single" && url_scheme.is_none() && socket_type == "unix" {
+            if !remaining.starts_with('/') {
+                let reason = format!(
+                    "is not the path of a Unix socket; for host:port set {}=tcp, as its default is unix",
+                    self.socket_type
+                );
+                return Err(environment.error(self.url, reason));
+            }
             let parameters = [("pass", password), ("user", user)].into_iter().filter(|(_, value)| !value.is_empty());
             let parameters: Vec<_> = parameters.map(|(name, value)| format!("{name}={}", encode(value))).collect();
             let separator = if parameters.is_empty() { "" } else { "?" };
@@ -67,14 +81,48 @@ impl Redis {
             ("", Some(url_credentials)) => format!("{url_credentials}@"),
             (password, _) => format!("{}:{}@", encode(user), encode(password)),
         };
+        let error = |reason: &str| environment.error(self.url, reason);
+        if credentials.contains(['/', '?', '#', '[', ']']) || credentials.contains(char::is_whitespace) {
+            return Err(error("has a user or a password with a character that must be percent-encoded, as / by %2F"));
+        }
         match kind.as_str() {
-            "single" => Ok(format!("{scheme}://{credentials}{hosts}")),
-            "cluster" => Ok(format!("{scheme}+cluster://{credentials}{hosts}")),
-            "sentinel" => match hosts.split_once(',') {
-                Some((master, hosts)) => Ok(format!("{scheme}+sentinel://{credentials}{hosts}/{master}")),
-                None => Err(environment.error(self.url, "is not master,host:port,… as required for sentinels")),
-            },
-            _ => Err(environment.error(self.kind, "is not single, sentinel or cluster")),
+            "cluster" => {
+                let (servers, database) = hosts.split_once('/').unwrap_or((hosts, ""));
+                check_servers(servers).map_err(|reason| error(&reason))?;
+                if !matches!(database, "" | "0") {
+                    return Err(error("selects a database; a cluster has only database 0"));
+                }
+                Ok(format!("{scheme}+cluster://{credentials}{hosts}"))
+            }
+            "sentinel" => {
+                let (master, servers) = hosts
+                    .split_once(',')
+                    .filter(|(master, _)| !master.is_empty())
+                    .ok_or_else(|| error("is not master,host:port,… as required for sentinels"))?;
+                check_servers(servers).map_err(|reason| error(&reason))?;
+                Ok(format!("{scheme}+sentinel://{credentials}{servers}/{master}"))
+            }
+            _ => {
+                let (server, path) = match hosts.find(['/', '?']) {
+                    Some(end) => hosts.split_at(end),
+                    None => (hosts, ""),
+                };
+                values::check_endpoint(server, true).map_err(|reason| error(&reason))?;
+                let database = path.trim_start_matches('/').split('?').next().unwrap_or_default();
+                if !database.is_empty() && database.parse::<u32>().is_err() {
+                    return Err(error("has a path that is not the number of a database"));
+                }
+                Ok(format!("{scheme}://{credentials}{hosts}"))
+            }
         }
     }
+}
+
+/// Checks a list of servers.
+fn check_servers(servers: &str) -> Result<(), String> {
+    let mut servers = servers.split(',').filter(|server| !server.is_empty()).peekable();
+    if servers.peek().is_none() {
+        return Err("contains no host".into());
+    }
+    servers.try_for_each(|server| values::check_endpoint(server, true))
 }

@@ -226,8 +226,85 @@ fn an_invalid_value_is_reported_with_its_variable() {
         let error = read(&[(name, value)]).unwrap_err().to_string();
         assert!(error.contains(expected) && error.starts_with(name), "{error}");
     }
+    for (variables, name, expected) in [
+        (&[("HOST", "no such host")][..], "HOST", "is not a host"),
+        (&[("GRPC_PORT", "tcp://10.96.0.7:8081")], "GRPC_PORT", "enableServiceLinks"),
+        (&[("USE_STATSD", "true"), ("STATSD_PORT", "tcp://10.96.0.7:8125")], "STATSD_PORT", "enableServiceLinks"),
+        (&[("STATSD_PORT", "http")], "STATSD_PORT", "is not a port number"),
+        (&[("STATSD_HOST", "a b")], "STATSD_HOST", "is not a host name"),
+        (&[("STATSD_HOST", "a:1")], "STATSD_HOST", "is not a host name"),
+        (&[("EXTRA_TAGS", "zone:a,b")], "EXTRA_TAGS", "name:value"),
+        (&[("EXTRA_TAGS", "zone:a\nb:1|c")], "EXTRA_TAGS", "name:value"),
+        (&[("STATS_FLUSH_INTERVAL", "0")], "STATS_FLUSH_INTERVAL", "greater than 0"),
+        (&[("USE_PROMETHEUS", "true"), ("PROMETHEUS_ADDR", "9090")], "PROMETHEUS_ADDR", "is not a port number"),
+        (&[("PROMETHEUS_PATH", "metrics")], "PROMETHEUS_PATH", "/metrics"),
+        (&[("NEAR_LIMIT_RATIO", "80")], "NEAR_LIMIT_RATIO", "between 0 and 1"),
+        (&[("TRACING_SAMPLING_RATE", "NaN")], "TRACING_SAMPLING_RATE", "between 0 and 1"),
+        (&[("LIMIT_LIMIT_HEADER", "Rate Limit")], "LIMIT_LIMIT_HEADER", "HTTP header"),
+        (&[("CACHE_KEY_PREFIX", "{a}")], "CACHE_KEY_PREFIX", "brace"),
+        (&[("REDIS_TIMEOUT", "0s")], "REDIS_TIMEOUT", "greater than 0"),
+        (&[("REDIS_URL", "127.0.0.1:6379")], "REDIS_URL", "REDIS_SOCKET_TYPE=tcp"),
+        (&[("REDIS_SOCKET_TYPE", "udp")], "REDIS_SOCKET_TYPE", "neither tcp nor unix"),
+        (&[("TRACING_ENABLED", "true"), ("OTEL_EXPORTER_OTLP_ENDPOINT", "otel:4317")], OTLP_ENDPOINT, "http://"),
+    ] {
+        let error = read(variables).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name}=")) && error.contains(expected), "{error}");
+    }
+    for (kind, url, expected) in [
+        ("single", "redis:6379:1", "is not a host name"),
+        ("single", "2001:db8::1", "brackets"),
+        ("single", "redis:99999", "is not a port number"),
+        ("single", "redis :6379", "is not a host name"),
+        ("single", "redis:tcp://10.96.0.9:6379", "enableServiceLinks"),
+        ("single", "a:1,b:2", "is not a host name"),
+        ("single", "redis://redis:6379/first", "number of a database"),
+        ("single", "redis://:a/b@redis:6379", "percent-encoded"),
+        ("single", ":6379", "is not a host name"),
+        ("cluster", "a:1, b:2", "is not a host name"),
+        ("cluster", "a:1/2", "only database 0"),
+        ("cluster", ",", "contains no host"),
+        ("sentinel", "m, 127.0.0.1:1", "is not a host name"),
+        ("sentinel", "m,", "contains no host"),
+        ("sentinel", ",a:1", "master,host:port"),
+    ] {
+        let variables = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_TYPE", kind), ("REDIS_URL", url)];
+        let error = read(&variables).unwrap_err().to_string();
+        assert!(error.starts_with("REDIS_URL=") && error.contains(expected), "{error}");
+    }
     let sentinel = [("REDIS_TYPE", "sentinel"), ("REDIS_URL", "main")];
     assert!(read(&sentinel).unwrap_err().to_string().contains("master,host:port"));
+}
+
+#[test]
+fn invalid_variables_of_the_control_plane_are_reported_without_secrets() {
+    for (name, value, expected) in [
+        ("CONFIG_GRPC_XDS_SERVER_URL", "gateway", "has no port"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "http://gateway:18000", "is not a host name"),
+        ("CONFIG_GRPC_XDS_SERVER_URL", "gate way:18000", "is not a host name"),
+        ("CONFIG_GRPC_XDS_NODE_METADATA", "=x", "name=value"),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "a b:hunter2", "\"a b\""),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "a:hunter2\nb", "value of a"),
+        ("CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS", "hunter2", "name:value"),
+        ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "0s", "greater than 0"),
+        ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "2m", "XDS_CLIENT_BACKOFF_MAX_INTERVAL=60s"),
+        ("XDS_CLIENT_BACKOFF_MAX_INTERVAL", "1s", "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL=10s"),
+    ] {
+        let error = read(&[("CONFIG_TYPE", "GRPC_XDS_SOTW"), (name, value)]).unwrap_err().to_string();
+        assert!(error.starts_with(&format!("{name}=")) && error.contains(expected), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+    let redis = [("REDIS_SOCKET_TYPE", "tcp"), ("REDIS_URL", "redis://:hunter2@red is:6379")];
+    let error = read(&redis).unwrap_err().to_string();
+    assert!(error.starts_with("REDIS_URL=\"***@red is:6379\"") && !error.contains("hunter2"), "{error}");
+}
+
+/// A Service named `statsd` sets `STATSD_PORT` in all pods of its namespace.
+#[test]
+fn a_service_link_without_an_effect_is_no_error() {
+    assert!(read(&[("USE_STATSD", "false"), ("STATSD_PORT", "tcp://10.96.0.7:8125")]).is_ok());
+    assert!(read(&[("REDIS_PORT", "tcp://10.96.0.9:6379")]).is_ok());
+    let statsd = setting(&[("STATSD_HOST", "::1")], "telemetry.statsd.addr");
+    assert_eq!(statsd.as_deref(), Some("[::1]:8125"));
 }
 
 #[test]

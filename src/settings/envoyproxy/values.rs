@@ -1,10 +1,11 @@
 //! Parsers for the values of variables, which accept the same forms as Go does.
 
 use std::{
-    net::{ToSocketAddrs, UdpSocket},
+    net::{Ipv6Addr, ToSocketAddrs, UdpSocket},
     time::Duration,
 };
 
+use http::{HeaderName, HeaderValue};
 use toml::Value;
 
 /// A function that converts a variable's value to a setting's value. The error completes a sentence: `NAME=value …`.
@@ -37,7 +38,109 @@ pub(super) fn number(text: &str) -> Result<u64, String> {
 }
 
 pub(super) fn ratio(text: &str) -> Result<Value, String> {
-    text.parse::<f64>().map(Value::from).map_err(|_| "is not a number".into())
+    let ratio: f64 = text.parse().map_err(|_| "is not a number".to_owned())?;
+    if !(0.0..=1.0).contains(&ratio) {
+        return Err("is not between 0 and 1".into());
+    }
+    Ok(ratio.into())
+}
+
+pub(super) fn header_name(text: &str) -> Result<Value, String> {
+    HeaderName::try_from(text).map_err(|_| "is not the name of an HTTP header".to_owned())?;
+    Ok(text.into())
+}
+
+/// Parses the path of a page.
+pub(super) fn path(text: &str) -> Result<Value, String> {
+    if !text.starts_with('/') || text.contains(['{', '}', '*', ':']) {
+        return Err("is not a path such as /metrics".into());
+    }
+    Ok(text.into())
+}
+
+pub(super) fn key_prefix(text: &str) -> Result<Value, String> {
+    if text.contains(['{', '}']) {
+        return Err("contains a brace, which marks the shard key in Redis".into());
+    }
+    Ok(text.into())
+}
+
+/// Parses a list of tags, which become a part of lines of statsd.
+pub(super) fn tags(text: &str) -> Result<Value, String> {
+    let mut tags = Vec::new();
+    for tag in text.split(',').map(str::trim).filter(|tag| !tag.is_empty()) {
+        let is_pair = tag.split_once(':').is_some_and(|(name, _)| !name.is_empty());
+        if !is_pair || tag.contains('|') || tag.contains(char::is_control) {
+            return Err(format!("is not a list of tags such as name:value, because of {tag:?}"));
+        }
+        tags.push(tag.into());
+    }
+    Ok(Value::Array(tags))
+}
+
+/// Parses the headers of calls to a control plane: `name:value,…`. Errors contain no value, which may be a secret.
+pub(super) fn headers(text: &str) -> Result<Value, String> {
+    let mut headers = Vec::new();
+    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+        let (name, value) = pair.split_once(':').ok_or("is not a list of headers such as name:value")?;
+        let (name, value) = (name.trim(), value.trim());
+        // The names of binary metadata of gRPC end in `-bin`.
+        if HeaderName::try_from(name).is_err() || name.to_lowercase().ends_with("-bin") {
+            return Err(format!("contains {name:?}, which is not the name of a header with text"));
+        }
+        if HeaderValue::from_str(value).is_err() {
+            return Err(format!("contains a value of {name} with characters that a header cannot have"));
+        }
+        headers.push(format!("{name}={value}").into());
+    }
+    Ok(Value::Array(headers))
+}
+
+/// Parses the metadata of a node: `name=value,…`.
+pub(super) fn metadata(text: &str) -> Result<Value, String> {
+    let mut pairs = Vec::new();
+    for pair in text.split(',').filter(|pair| !pair.is_empty()) {
+        let pair = pair.split_once('=').map(|(name, value)| (name.trim(), value.trim()));
+        let Some((name, value)) = pair.filter(|(name, _)| !name.is_empty()) else {
+            return Err("is not a list of pairs such as name=value".into());
+        };
+        pairs.push(format!("{name}={value}").into());
+    }
+    Ok(Value::Array(pairs))
+}
+
+/// Parses a port that others listen on.
+pub(super) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "is not a port number".into())
+}
+
+/// Parses a name or an IP address. Returns it in brackets if it is an IPv6 address.
+pub(super) fn host(text: &str) -> Result<String, String> {
+    let inner = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+    if inner.parse::<Ipv6Addr>().is_ok() {
+        return Ok(format!("[{inner}]"));
+    }
+    let is_allowed = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '.' | '_');
+    if text.is_empty() || !text.chars().all(is_allowed) {
+        return Err("is not a host name or an IP address".into());
+    }
+    Ok(text.to_owned())
+}
+
+/// Checks `host:port` or, where the port has a default, `host`.
+pub(super) fn check_endpoint(text: &str, has_default_port: bool) -> Result<(), String> {
+    if text.parse::<Ipv6Addr>().is_ok() {
+        return Err("is an IPv6 address without brackets".into());
+    }
+    // The port follows the last colon, unless that colon is inside the brackets of an IPv6 address.
+    match text.rsplit_once(':').filter(|(_, port)| !port.ends_with(']')) {
+        Some((name, number)) => {
+            port(number).map_err(|reason| format!("contains {number:?}, which {reason}"))?;
+            host(name).map(drop).map_err(|reason| format!("contains {name:?}, which {reason}"))
+        }
+        None if has_default_port => host(text).map(drop).map_err(|reason| format!("contains {text:?}, which {reason}")),
+        None => Err("has no port".into()),
+    }
 }
 
 /// Parses a duration as Go's `time.ParseDuration` does: numbers with units (`1h30m`, `1.5s`), or 0 without a unit.
@@ -72,8 +175,17 @@ pub(super) fn format_duration(duration: Duration) -> Value {
     humantime::format_duration(duration).to_string().into()
 }
 
+/// Parses a duration that must not be 0.
+pub(super) fn positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = duration(text)?;
+    if duration.is_zero() {
+        return Err("is not greater than 0".into());
+    }
+    Ok(duration)
+}
+
 pub(super) fn interval(text: &str) -> Result<Value, String> {
-    duration(text).map(format_duration)
+    positive_duration(text).map(format_duration)
 }
 
 /// Parses a maximum age, where 0 means no maximum in envoyproxy/ratelimit.
@@ -104,9 +216,8 @@ pub(super) fn cache_size(text: &str) -> Result<Value, String> {
     Ok(i64::try_from(number(text)? / BYTES_PER_CACHED_DENIAL).unwrap_or(i64::MAX).into())
 }
 
-/// Returns the address of a host and a port. An empty host means all addresses.
-pub(super) fn address(host: &str, port: &str) -> Result<Value, String> {
-    let port: u16 = port.parse().map_err(|_| "is not a port number".to_owned())?;
+/// Returns the address of a host and a port. An empty host means all addresses. Errors concern the host.
+pub(super) fn address(host: &str, port: u16) -> Result<Value, String> {
     let host = match host.trim_matches(['[', ']']) {
         // Go listens on IPv6 and IPv4, or on IPv4 alone if the host does not support IPv6.
         "" if UdpSocket::bind("[::]:0").is_err() => "0.0.0.0",
@@ -114,9 +225,6 @@ pub(super) fn address(host: &str, port: &str) -> Result<Value, String> {
         host => host,
     };
     let mut addresses =
-        (host, port).to_socket_addrs().map_err(|error| format!("cannot be combined with host {host:?}: {error}"))?;
-    addresses
-        .next()
-        .map(|addr| addr.to_string().into())
-        .ok_or_else(|| format!("cannot be combined with host {host:?}, which has no address"))
+        (host, port).to_socket_addrs().map_err(|error| format!("is not a host with an address: {error}"))?;
+    addresses.next().map(|addr| addr.to_string().into()).ok_or_else(|| "is a host without an address".to_owned())
 }
