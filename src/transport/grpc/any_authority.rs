@@ -1,9 +1,9 @@
 //! [`AnyAuthority`]: a stream of a Unix socket whose caller can send any `:authority`.
 //!
-//! gRPC in Python, C++, Java and Ruby sends the escaped path of the socket, `%2Frun%2Fgrpc.sock`. The crate `h2` rejects
-//! such a call before it is accepted (its type of an authority has no percent signs), although the authority of a Unix
-//! socket means nothing. So its bytes are changed as they are read. Each character is replaced by one of the same length
-//! in HPACK (RFC 7541), so that neither the frames nor the sizes in the dynamic table change.
+//! gRPC in Python, C++, Java and Ruby sends the escaped path of the socket, `%2Frun%2Fgrpc.sock`. The crate `h2` resets
+//! such a call before it is accepted, because the type `http::uri::Authority` has no percent signs, although the
+//! authority means nothing on a Unix socket. So its bytes are changed as they are read. Each character is replaced by one
+//! of the same length in HPACK (RFC 7541), so that neither the frames nor the sizes in the dynamic table change.
 
 use std::{
     io::{self, IoSlice},
