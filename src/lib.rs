@@ -57,8 +57,9 @@
 //!
 //! Small private modules are available to all layers: `allocator` (returning freed memory), `budget` (a bound on the memory
 //! that callers hold), `debounce` (stable changes of polled values), `duration` (durations in settings), `errors`
-//! (formatting of errors), `files` (reading regular files), `yaml_bounds` (nesting and aliases of YAML files) and, for
-//! tests, `model_checker` (search of every state of a protocol) and `test_log` (log messages of a test).
+//! (formatting of errors), `files` (reading regular files), `timestamp` (times with offsets from UTC), `yaml_bounds` (nesting
+//! and aliases of YAML files) and, for tests, `model_checker` (search of every state of a protocol) and `test_log` (log
+//! messages of a test).
 
 pub mod cli;
 
@@ -95,4 +96,5 @@ pub mod fuzz;
 mod model_checker;
 #[cfg(test)]
 mod test_log;
+mod timestamp;
 mod yaml_bounds;

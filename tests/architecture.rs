@@ -31,13 +31,24 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("duration", &[]),
     ("errors", &[]),
     ("files", &[]),
+    ("timestamp", &[]),
     ("yaml_bounds", &[]),
     ("debounce", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 9] =
-    ["allocator", "budget", "debounce", "duration", "errors", "files", "model_checker", "test_log", "yaml_bounds"];
+const COMMON: [&str; 10] = [
+    "allocator",
+    "budget",
+    "debounce",
+    "duration",
+    "errors",
+    "files",
+    "model_checker",
+    "test_log",
+    "timestamp",
+    "yaml_bounds",
+];
 
 /// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
 const CONFINED: &[(&str, &str)] = &[

@@ -18,7 +18,10 @@ use crate::{
     replay::{Hits, Replay, RuleHits, Suggestions, page},
     rules::{self, Options, RuleSet},
     service::source::{LoadError, Source},
-    traffic::{self, Reader, access_log::Mapping},
+    traffic::{
+        self, Reader,
+        access_log::{LineError, Mapping, SkippedLines},
+    },
 };
 
 /// Number of recorded requests that are sent to the engine together.
@@ -65,8 +68,8 @@ struct Batch {
     ends: Vec<usize>,
     /// Share of the input that has been read, from 0 to 1.
     progress: f64,
-    /// Number of lines that are not valid access log entries.
-    invalid_lines: u64,
+    /// Lines that are not valid access log entries.
+    skipped: SkippedLines,
 }
 
 pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
@@ -81,10 +84,10 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
-    let invalid_lines = replay_batches(&receiver, replay.as_mut(), suggestions.as_mut())?;
+    let skipped = replay_batches(&receiver, replay.as_mut(), suggestions.as_mut())?;
     reader_thread.join().map_err(|_| anyhow::anyhow!("cannot read the traffic: the reader panicked"))??;
-    if invalid_lines > 0 {
-        eprintln!("{invalid_lines} lines skipped: not an access log entry in JSON, or without a time");
+    for (reason, count) in skipped.by_reason() {
+        eprintln!("{count} lines skipped: {reason}");
     }
     if let Some(replay) = &replay {
         let seconds = started.elapsed().as_secs_f64();
@@ -160,13 +163,18 @@ fn read_access_logs(paths: &[PathBuf], mapping: &Mapping, sender: &SyncSender<Ba
     }
     for path in paths {
         let file = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
-        for line in BufReader::new(file).lines() {
+        for line in BufReader::new(file).split(b'\n') {
             let line = line.with_context(|| format!("cannot read {}", path.display()))?;
             read += line.len() as u64 + 1;
-            match mapping.encode(&line, &mut batch.bytes) {
-                Some(true) => batch.ends.push(batch.bytes.len()),
-                Some(false) => {}
-                None => batch.invalid_lines += u64::from(!line.trim().is_empty()),
+            let encoded = match std::str::from_utf8(&line) {
+                Ok(line) if line.trim().is_empty() => continue,
+                Ok(line) => mapping.encode(line, &mut batch.bytes),
+                Err(_) => Err(LineError::NotUtf8),
+            };
+            match encoded {
+                Ok(true) => batch.ends.push(batch.bytes.len()),
+                Ok(false) => {}
+                Err(error) => batch.skipped.add(error),
             }
             if batch.ends.len() == BATCH_REQUESTS {
                 batch.progress = read as f64 / all.max(1) as f64;
@@ -180,16 +188,17 @@ fn read_access_logs(paths: &[PathBuf], mapping: &Mapping, sender: &SyncSender<Ba
     Ok(())
 }
 
-/// Replays all batches, and returns the number of invalid lines.
+/// Replays all batches, and returns the lines that were skipped.
 fn replay_batches(
     batches: &Receiver<Batch>,
     mut replay: Option<&mut Replay>,
     mut suggestions: Option<&mut Suggestions>,
-) -> anyhow::Result<u64> {
-    let (mut invalid_lines, mut last_shown) = (0, Instant::now());
+) -> anyhow::Result<SkippedLines> {
+    let mut skipped = SkippedLines::default();
+    let mut last_shown = Instant::now();
     let is_terminal = std::io::stderr().is_terminal();
     while let Ok(batch) = batches.recv() {
-        invalid_lines += batch.invalid_lines;
+        skipped.merge(&batch.skipped);
         let starts = std::iter::once(0).chain(batch.ends.iter().copied());
         let messages = starts.zip(&batch.ends).map(|(start, end)| traffic::decode(&batch.bytes[start..*end]));
         let requests = messages.collect::<Result<Vec<_>, _>>().context("the files do not contain recorded traffic")?;
@@ -208,7 +217,7 @@ fn replay_batches(
         print_progress(1.0);
         eprintln!();
     }
-    Ok(invalid_lines)
+    Ok(skipped)
 }
 
 fn print_progress(progress: f64) {
@@ -330,7 +339,7 @@ mod tests {
     fn access_logs_are_read_in_batches_with_the_share_that_was_read() {
         let folder = tempfile::tempdir().unwrap();
         let lines = "{\"at\": 1700000000, \"user\": \"a\"}\n".repeat(BATCH_REQUESTS);
-        let files = [("a.log", lines.as_str()), ("b.log", lines.as_str()), ("c.log", "\n\nnot json\n")];
+        let files = [("a.log", lines.as_str()), ("b.log", lines.as_str()), ("c.log", "\n\nnot json\n\n")];
         let paths = files.map(|(name, text)| {
             let path = folder.path().join(name);
             fs::write(&path, text).unwrap();
@@ -339,7 +348,8 @@ mod tests {
         let mapping = Mapping::read("domain: api\ntime: at\ndescriptors:\n- [{ key: user, field: user }]\n").unwrap();
         let (sender, receiver) = sync_channel(MAX_QUEUED_BATCHES);
         let reader_thread = thread::spawn(move || read_access_logs(&paths, &mapping, &sender));
-        let batch = |batch: Batch| (batch.ends.len(), format!("{:.3}", batch.progress), batch.invalid_lines);
+        let skipped = |batch: &Batch| batch.skipped.by_reason().map(|(_, count)| count).sum::<u64>();
+        let batch = |batch: Batch| (batch.ends.len(), format!("{:.3}", batch.progress), skipped(&batch));
         let batches: Vec<_> = receiver.iter().map(batch).collect();
         reader_thread.join().unwrap().unwrap();
         let progress = |text: &str| text.to_owned();

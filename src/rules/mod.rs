@@ -22,7 +22,7 @@ mod yaml;
 pub use compile::{Options, SourceFile, compile};
 pub use custom_limit::{Allowance, CustomLimit};
 pub use diagnostic::{Diagnostic, Location, Severity};
-pub use ip_prefix::IpPrefix;
+pub use ip_prefix::{IpPrefix, without_port};
 pub use limit::{FailurePolicy, Limit, LimitError, Measure, Unit};
 pub use matcher::{
     DomainSettings, Elastic, Entry, Labels, Lookup, ModifierEntry, Node, Path, Plan, Rule, RuleEntries, RuleSet,

@@ -254,8 +254,8 @@ fn replay_log(replay: &mut Replay, log: &str, mapping: &Mapping) -> (u64, bool) 
     let (mut invalid_lines, mut is_incomplete) = (0, false);
     for line in log.lines() {
         let is_request = mapping.encode(line, &mut batches.bytes);
-        invalid_lines += u64::from(is_request.is_none() && !line.trim().is_empty());
-        if is_request == Some(true) && !batches.end_request() {
+        invalid_lines += u64::from(is_request.is_err() && !line.trim().is_empty());
+        if is_request == Ok(true) && !batches.end_request() {
             is_incomplete = true;
             break;
         }

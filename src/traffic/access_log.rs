@@ -2,7 +2,7 @@
 //!
 //! ```yaml
 //! domain: api
-//! time: start_time                          # RFC 3339, or seconds since the epoch
+//! time: start_time                          # RFC 3339, or seconds or milliseconds since 1970
 //! hits: cost                                # optional
 //! descriptors:
 //! - [{ key: user, field: x_user }]
@@ -21,6 +21,7 @@ use super::encode;
 use crate::{
     engine::{Descriptor, Micros, Request},
     rules::{self, Entry, SmallYamlError},
+    timestamp,
 };
 
 /// Maximum size of a mapping in bytes.
@@ -57,7 +58,7 @@ struct EntryMapping {
 enum Cut {
     /// The query of a path: everything from the first question mark.
     Query,
-    /// The port of an address: everything from the last colon, and the brackets around an IPv6 address.
+    /// The port of an address, and the brackets around an IPv6 address.
     Port,
 }
 
@@ -73,6 +74,54 @@ pub enum MappingError {
     /// The mapping is inconsistent.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// Reason why a line of an access log is skipped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LineError {
+    /// The line is not text in UTF-8.
+    #[error("not UTF-8")]
+    NotUtf8,
+    /// The line is not a JSON object.
+    #[error("not an access log entry in JSON")]
+    NotJson,
+    /// The line does not have the field of the time.
+    #[error("without a time")]
+    NoTime,
+    /// The time is neither RFC 3339 nor a number, or before 1970.
+    #[error("with a time that is neither RFC 3339 nor seconds or milliseconds since 1970")]
+    InvalidTime,
+    /// The values of the descriptors are too long.
+    #[error("with values of more than {MAX_VALUE_BYTES} bytes")]
+    TooLong,
+}
+
+/// Number of skipped lines by reason.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SkippedLines([u64; LineError::ALL.len()]);
+
+impl LineError {
+    /// All reasons, in the order of the variants.
+    const ALL: [Self; 5] = [Self::NotUtf8, Self::NotJson, Self::NoTime, Self::InvalidTime, Self::TooLong];
+}
+
+impl SkippedLines {
+    /// Counts a line.
+    pub fn add(&mut self, error: LineError) {
+        self.0[error as usize] += 1;
+    }
+
+    /// Adds other lines.
+    pub fn merge(&mut self, other: &Self) {
+        for (count, added) in self.0.iter_mut().zip(other.0) {
+            *count += added;
+        }
+    }
+
+    /// Returns the number of lines with each reason that occurred.
+    pub fn by_reason(&self) -> impl Iterator<Item = (LineError, u64)> {
+        LineError::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
+    }
 }
 
 impl Mapping {
@@ -110,12 +159,18 @@ impl Mapping {
 
     /// Appends the encoded request of a log line to `bytes`.
     ///
-    /// Returns `Some(false)` if the line has no descriptors, and `None` if it is not a valid log line or its values are too
-    /// long.
-    #[must_use]
-    pub fn encode(&self, line: &str, bytes: &mut Vec<u8>) -> Option<bool> {
-        let fields: serde_json::Map<String, serde_json::Value> = serde_json::from_str(line).ok()?;
-        let at = time(fields.get(&self.time)?)?;
+    /// Returns whether the line has descriptors; nothing is appended if it has none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the line is not a valid log line or its values are too long.
+    pub fn encode(&self, line: &str, bytes: &mut Vec<u8>) -> Result<bool, LineError> {
+        let fields: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(line).map_err(|_| LineError::NotJson)?;
+        let at = match fields.get(&self.time) {
+            None | Some(serde_json::Value::Null) => return Err(LineError::NoTime),
+            Some(value) => time(value).ok_or(LineError::InvalidTime)?,
+        };
         let hits = self.hits.as_ref().and_then(|name| number(fields.get(name)?)).unwrap_or(1);
         let mut values = Vec::new();
         let mut value_bytes = 0;
@@ -128,7 +183,7 @@ impl Mapping {
                 // Those of omitted descriptors count, too, because reading them takes time.
                 value_bytes += value.len();
                 if value_bytes > MAX_VALUE_BYTES {
-                    return None;
+                    return Err(LineError::TooLong);
                 }
                 entries.push((key, value));
             }
@@ -144,10 +199,10 @@ impl Mapping {
         });
         let request = Request { domain: &self.domain, descriptors: descriptors.collect(), feedback: Vec::new() };
         if request.descriptors.is_empty() {
-            return Some(false);
+            return Ok(false);
         }
         encode(at, &request, None, |_| None, bytes);
-        Some(true)
+        Ok(true)
     }
 }
 
@@ -176,21 +231,37 @@ impl Cut {
     fn apply(self, text: &str) -> &str {
         match self {
             Self::Query => text.split('?').next().unwrap_or_default(),
-            Self::Port => {
-                let address = text.rsplit_once(':').map_or(text, |(address, _)| address);
-                address.trim_matches(['[', ']'])
-            }
+            Self::Port => rules::without_port(text),
         }
     }
 }
 
+/// Reads a time in RFC 3339, or a number, which may be in quotes: Envoy writes `%START_TIME(%s)%` so.
 fn time(value: &serde_json::Value) -> Option<Micros> {
-    if let Some(seconds) = value.as_f64() {
-        return (seconds >= 0.0).then(|| Micros::new((seconds * 1e6) as u64));
+    if let Some(number) = value.as_f64() {
+        return time_of_number(number);
     }
-    let time = humantime::parse_rfc3339_weak(value.as_str()?).ok()?;
-    let since = time.duration_since(std::time::UNIX_EPOCH).ok()?;
-    Some(Micros::new(u64::try_from(since.as_micros()).ok()?))
+    let text = value.as_str()?.trim();
+    if text.starts_with(|letter: char| letter.is_ascii_digit())
+        && let Ok(number) = text.parse()
+    {
+        return time_of_number(number);
+    }
+    let since_epoch = timestamp::parse(text)?.duration_since(std::time::UNIX_EPOCH).ok()?;
+    Some(Micros::new(u64::try_from(since_epoch.as_micros()).ok()?))
+}
+
+/// Converts the time since 1970 in seconds, milliseconds, microseconds or nanoseconds. Each unit covers the years from
+/// 1973 to 5138, so the number of digits tells them apart.
+fn time_of_number(number: f64) -> Option<Micros> {
+    let micros_per_unit = match number {
+        0.0..1e11 => 1e6,
+        1e11..1e14 => 1e3,
+        1e14..1e17 => 1.0,
+        1e17..1e20 => 1e-3,
+        _ => return None,
+    };
+    Some(Micros::new((number * micros_per_unit).round() as u64))
 }
 
 fn number(value: &serde_json::Value) -> Option<u64> {
@@ -214,7 +285,7 @@ descriptors:
 ";
 
     /// Returns the descriptors of a line, its time in microseconds, and its hits.
-    fn read(line: &str) -> Option<(Vec<String>, u64, u64)> {
+    fn read(line: &str) -> Result<(Vec<String>, u64, u64), LineError> {
         let mut bytes = Vec::new();
         assert!(Mapping::read(MAPPING).unwrap().encode(line, &mut bytes)?);
         let recorded = decode(&bytes).unwrap();
@@ -227,7 +298,7 @@ descriptors:
                 .join("|")
         };
         let hits = recorded.request.descriptors[0].hits;
-        Some((recorded.request.descriptors.iter().map(name).collect(), recorded.at.get(), hits))
+        Ok((recorded.request.descriptors.iter().map(name).collect(), recorded.at.get(), hits))
     }
 
     #[test]
@@ -242,8 +313,64 @@ descriptors:
             read(line).unwrap(),
             (vec!["remote_address=10.0.0.1".into(), "generic_key=shop".into()], 1_500_000, 1)
         );
-        for line in ["", "[]", "{}", r#"{"start_time": "noon"}"#, "plain text"] {
-            assert_eq!(read(line), None, "{line}");
+    }
+
+    #[test]
+    fn a_line_that_cannot_be_read_has_a_reason() {
+        for (line, expected) in [
+            ("", LineError::NotJson),
+            ("[]", LineError::NotJson),
+            ("plain text", LineError::NotJson),
+            ("{}", LineError::NoTime),
+            (r#"{"start_time": null}"#, LineError::NoTime),
+            (r#"{"start_time": "noon"}"#, LineError::InvalidTime),
+            (r#"{"start_time": "-"}"#, LineError::InvalidTime),
+            (r#"{"start_time": true}"#, LineError::InvalidTime),
+            (r#"{"start_time": -1}"#, LineError::InvalidTime),
+            (r#"{"start_time": "-1"}"#, LineError::InvalidTime),
+            (r#"{"start_time": 1e20}"#, LineError::InvalidTime),
+            (r#"{"start_time": "inf"}"#, LineError::InvalidTime),
+            (r#"{"start_time": "2026-11-22T04:00:00+25:00"}"#, LineError::InvalidTime),
+        ] {
+            assert_eq!(read(line), Err(expected), "{line}");
+        }
+        for (index, error) in LineError::ALL.into_iter().enumerate() {
+            assert_eq!(error as usize, index, "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_time_has_any_form_that_envoy_writes() {
+        for (time, expected) in [
+            (r#""2026-11-27T00:00:00Z""#, 1_795_737_600_000_000),
+            (r#""2026-11-27T02:00:00.25+02:00""#, 1_795_737_600_250_000),
+            (r#""2026-11-26T19:00:00-0500""#, 1_795_737_600_000_000),
+            ("1795737600", 1_795_737_600_000_000),
+            ("1795737600.123457", 1_795_737_600_123_457),
+            (r#""1795737600""#, 1_795_737_600_000_000),
+            (r#"" 1795737600.25 ""#, 1_795_737_600_250_000),
+            ("1795737600250", 1_795_737_600_250_000),
+            (r#""1795737600250""#, 1_795_737_600_250_000),
+            (r#""1795737600250.5""#, 1_795_737_600_250_500),
+            ("1795737600250001", 1_795_737_600_250_001),
+            (r#""1795737600250001000""#, 1_795_737_600_250_001),
+            ("0", 0),
+        ] {
+            let at = read(&format!(r#"{{"start_time": {time}}}"#)).map(|(_, at, _)| at);
+            assert_eq!(at, Ok(expected), "{time}");
+        }
+    }
+
+    #[test]
+    fn only_a_port_is_cut_from_an_address() {
+        for (peer, expected) in [
+            ("10.0.0.1:9", "10.0.0.1"),
+            ("[2001:db8::1]:9", "2001:db8::1"),
+            ("[2001:db8::1]", "2001:db8::1"),
+            ("2001:db8::1", "2001:db8::1"),
+        ] {
+            let (descriptors, ..) = read(&format!(r#"{{"start_time": 1, "peer": "{peer}"}}"#)).unwrap();
+            assert_eq!(descriptors[0], format!("remote_address={expected}"), "{peer}");
         }
     }
 
@@ -257,7 +384,7 @@ descriptors:
             let mut bytes = Vec::new();
             mapping.encode(&format!(r#"{{"at": 1, "user": "{}"}}"#, "x".repeat(length)), &mut bytes)
         };
-        assert_eq!([1_024, 1_025, 1_000_000].map(encode), [Some(true), None, None]);
+        assert_eq!([1_024, 1_025, 1_000_000].map(encode), [Ok(true), Err(LineError::TooLong), Err(LineError::TooLong)]);
         // Descriptors that are omitted because of their last entry cost as much.
         let incomplete = descriptors.replace("{ key: user, field: user }, ]", "{ key: user, field: none }]");
         let mapping = Mapping::read(&format!("domain: api\ntime: at\ndescriptors:\n{incomplete}")).unwrap();
@@ -265,7 +392,7 @@ descriptors:
             let mut bytes = Vec::new();
             mapping.encode(&format!(r#"{{"at": 1, "user": "{}"}}"#, "x".repeat(length)), &mut bytes)
         };
-        assert_eq!([1_024, 1_100].map(encode), [Some(false), None]);
+        assert_eq!([1_024, 1_100].map(encode), [Ok(false), Err(LineError::TooLong)]);
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub fn access_log(input: &[u8]) {
     };
     for line in lines.lines().take(MAX_LINES) {
         let mut bytes = Vec::new();
-        if mapping.encode(line, &mut bytes) == Some(true) {
+        if mapping.encode(line, &mut bytes) == Ok(true) {
             let request = decode(&bytes).map(|recorded| recorded.request);
             assert!(request.is_ok_and(|request| !request.descriptors.is_empty()), "{line:?}");
         }

@@ -2,7 +2,10 @@
 
 use serde::Deserialize;
 
-use super::{access_log::Mapping, decode};
+use super::{
+    access_log::{LineError, Mapping},
+    decode,
+};
 
 /// Maximum number of descriptors in a text.
 const MAX_DESCRIPTORS: usize = 100;
@@ -34,9 +37,12 @@ pub enum TextError {
     /// The JSON is a line of an access log, and there is no mapping.
     #[error("this looks like a line of an access log; enter the mapping from its fields to descriptors, too")]
     NoMapping,
-    /// The line of an access log has no time, or no descriptor.
-    #[error("the mapping finds no descriptor in this line: a field is missing, or the time is not valid")]
+    /// The line of an access log has no descriptor.
+    #[error("the mapping finds no descriptor in this line: a field is missing")]
     NotInLine,
+    /// The line of an access log cannot be read.
+    #[error("the line of the access log cannot be read: {0}")]
+    Line(LineError),
     /// There are no descriptors, or too many.
     #[error("the text must contain 1 to {MAX_DESCRIPTORS} descriptors with entries")]
     Count,
@@ -113,8 +119,12 @@ fn read_json(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescripto
         return Err(if is_log_line { TextError::NoMapping } else { TextError::Request(error) });
     };
     let mut bytes = Vec::new();
-    let request = mapping.encode(text, &mut bytes).filter(|has_descriptors| *has_descriptors);
-    let request = request.and_then(|_| decode(&bytes).ok()).ok_or(TextError::NotInLine)?.request;
+    match mapping.encode(text, &mut bytes) {
+        Ok(true) => {}
+        Ok(false) => return Err(TextError::NotInLine),
+        Err(error) => return Err(TextError::Line(error)),
+    }
+    let request = decode(&bytes).map_err(|_| TextError::NotInLine)?.request;
     let descriptor = |descriptor: &crate::engine::Descriptor<'_>| {
         let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
         (request.domain.to_owned(), entries.collect())
@@ -218,6 +228,8 @@ mod tests {
         assert!(text_of(line, None).contains("enter the mapping"));
         let other = mapping.replace("field: user", "field: nobody");
         assert!(text_of(line, Some(&other)).contains("finds no descriptor"));
+        let other = mapping.replace("time: start_time", "time: path");
+        assert!(text_of(line, Some(&other)).contains("cannot be read: with a time that is neither RFC 3339 nor"));
     }
 
     #[test]

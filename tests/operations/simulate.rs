@@ -155,6 +155,39 @@ fn limits_are_suggested_from_an_access_log() {
 }
 
 #[test]
+fn times_and_addresses_of_access_logs_have_many_forms_and_other_lines_are_counted_by_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let (log, mapping) = (folder.path().join("access.log"), folder.path().join("mapping.yaml"));
+    let times = ["\"2026-11-27T02:00:00+02:00\"", "\"1795737600\"", "1795737600.5", "\"1795737600250\""];
+    let addresses = ["2001:db8::1", "[2001:db8::1]:443", "[2001:db8::1]", "2001:db8::2", "192.0.2.1:443", "192.0.2.1"];
+    let mut text = Vec::new();
+    for time in times {
+        for address in addresses {
+            text.extend_from_slice(format!("{{\"t\": {time}, \"a\": \"{address}\"}}\n").as_bytes());
+        }
+    }
+    text.extend_from_slice(b"not json\n{\"a\": \"192.0.2.1\"}\n{\"t\": \"noon\"}\n{\"t\": \"then\"}\n\xff\n");
+    fs::write(&log, text).unwrap();
+    fs::write(&mapping, "domain: api\ntime: t\ndescriptors:\n- [{ key: ip, field: a, cut: port }]\n").unwrap();
+    let limit = "domain: api\ndescriptors: [{key: ip, rate_limit: {unit: minute, requests_per_unit: 4}}]\n";
+    let rules = rules(&[("api.yaml", limit)]);
+    let args = ["--rules", path(rules.path()), "--traffic", path(&log), "--mapping", path(&mapping)];
+    // Of three addresses with 12, 4 and 8 requests in one minute, 8 and 4 requests are denied.
+    let result = json(&args);
+    assert_eq!((&result["requests"], &result["denied"]), (&24.into(), &12.into()), "{result}");
+    assert_eq!(result["rules"][0]["entities"], 3);
+    let warnings = String::from_utf8(simulate(&args).stderr).unwrap();
+    for expected in [
+        "1 lines skipped: not UTF-8\n",
+        "1 lines skipped: not an access log entry in JSON\n",
+        "1 lines skipped: without a time\n",
+        "2 lines skipped: with a time that is neither RFC 3339 nor",
+    ] {
+        assert!(warnings.contains(expected), "{expected}: {warnings}");
+    }
+}
+
+#[test]
 fn invalid_arguments_are_errors() {
     let folder = rules(&[("api.yaml", RULES), ("bad.yml", "domain: x\ndescriptors: [{}]\n")]);
     let good = rules(&[("api.yaml", RULES)]);

@@ -17,7 +17,7 @@ use crate::{
         Override,
         overrides::{Mode, Scope, Target},
     },
-    files,
+    files, timestamp,
 };
 
 /// Reads all switches of the file. The error names the first invalid line.
@@ -41,8 +41,7 @@ fn parse(text: &str) -> Result<Vec<Override>, (usize, String)> {
 fn parse_switch(words: &[&str], reason: &str) -> Result<Override, String> {
     let (words, until) = match words {
         [words @ .., "until", time] => {
-            let until = humantime::parse_rfc3339_weak(time).ok();
-            let until = until.and_then(|until| until.duration_since(std::time::UNIX_EPOCH).ok());
+            let until = timestamp::parse(time).and_then(|until| until.duration_since(std::time::UNIX_EPOCH).ok());
             let until = until.ok_or_else(|| format!("{time:?} is not a time such as 2026-11-22T04:00:00Z"))?;
             (words, Some(Micros::from_secs(until.as_secs())))
         }
