@@ -12,6 +12,8 @@ pub(crate) mod leases_and_deny_cache;
 mod outage;
 /// Overrides as Redis stores them.
 mod override_store;
+/// Wrong passwords, certificates and ports.
+mod setup_mistakes;
 /// The state in Redis, and exact limits shared by many callers.
 pub(crate) mod stores;
 /// Clusters, sentinels and rings: locations of counters, migrations and failovers.

@@ -67,6 +67,13 @@ impl RedisServer {
         self.child.wait().unwrap();
     }
 
+    /// Ends the server and starts an empty one on the same port with other options.
+    pub(crate) fn restart_with(&mut self, args: &[&str]) {
+        self.kill();
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self.restart();
+    }
+
     /// Starts an empty server on the same port.
     pub(crate) fn restart(&mut self) {
         self.child = wait_for("Redis to start on its old port", || spawn(self.port, &self.folder, &self.args));

@@ -1,5 +1,7 @@
 //! [`Failure`]: the kinds of failed calls, and their consequences for the call, for the server and for operators.
 
+use std::{error::Error, io, sync::Arc};
+
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
 use crate::store::StoreError;
@@ -9,6 +11,8 @@ use crate::store::StoreError;
 pub(crate) enum Failure {
     /// The connection could not be established, or it broke.
     Io,
+    /// TLS cannot be established: only one side uses it, or one does not trust the other's certificate.
+    Tls,
     /// The server did not answer within the deadline.
     Timeout,
     /// The reply violates Redis' protocol, or is not in the script's format.
@@ -61,8 +65,9 @@ pub(super) enum HealthEffect {
 }
 
 impl Failure {
-    pub(crate) const ALL: [Self; 20] = [
+    pub(crate) const ALL: [Self; 21] = [
         Self::Io,
+        Self::Tls,
         Self::Timeout,
         Self::InvalidReply,
         Self::Loading,
@@ -88,6 +93,7 @@ impl Failure {
     pub(crate) const fn kind(self) -> &'static str {
         match self {
             Self::Io => "io",
+            Self::Tls => "tls",
             Self::Timeout => "timeout",
             Self::InvalidReply => "invalid_reply",
             Self::Loading => "loading",
@@ -113,6 +119,9 @@ impl Failure {
     pub(super) fn of(error: &RedisError) -> Self {
         if error.is_timeout() {
             return Self::Timeout;
+        }
+        if is_tls_error(error) {
+            return Self::Tls;
         }
         match error.kind() {
             ErrorKind::Io => Self::Io,
@@ -154,6 +163,9 @@ impl Failure {
     /// text.
     fn of_script(detail: &str) -> Self {
         let known = [
+            // The reply to a first command that is longer than Redis accepts without a password.
+            ("unauthenticated", Self::NoAuth),
+            ("NOAUTH", Self::NoAuth),
             ("READONLY", Self::ReadOnly),
             ("read only replica", Self::ReadOnly),
             ("OOM ", Self::Oom),
@@ -171,11 +183,38 @@ impl Failure {
     pub(super) const fn health_effect(self) -> HealthEffect {
         match self {
             Self::Timeout => HealthEffect::DownIfRepeated,
-            Self::Io | Self::InvalidReply | Self::Loading | Self::ReadOnly | Self::MasterDown | Self::NoAuth => {
-                HealthEffect::Down
-            }
+            Self::Io
+            | Self::Tls
+            | Self::InvalidReply
+            | Self::Loading
+            | Self::ReadOnly
+            | Self::MasterDown
+            | Self::NoAuth => HealthEffect::Down,
             _ => HealthEffect::None,
         }
+    }
+
+    /// Returns whether the failure lasts until an operator changes a setting.
+    pub(super) const fn needs_operator(self) -> bool {
+        matches!(self, Self::Tls | Self::NoAuth | Self::NoPerm)
+    }
+
+    /// Returns whether the failure can be the effect of TLS on only one side.
+    pub(super) const fn can_be_tls_mismatch(self) -> bool {
+        matches!(self, Self::Io | Self::Tls | Self::Timeout | Self::InvalidReply)
+    }
+
+    /// Returns the text of an error for operators, which begins with the problem if the error itself does not name it.
+    pub(super) fn describe(self, error: &RedisError) -> String {
+        let problem = match self {
+            Self::NoAuth if error.kind() == ErrorKind::AuthenticationFailed || error.code() == Some("WRONGPASS") => {
+                "Redis rejects the user name or the password"
+            }
+            Self::NoAuth => "Redis requires a password",
+            Self::Tls => "TLS cannot be established",
+            _ => return error.to_string(),
+        };
+        format!("{problem}: {error}")
     }
 
     /// Returns whether the known topology may be out of date.
@@ -196,11 +235,19 @@ impl Failure {
     pub(super) const fn error(self) -> StoreError {
         match (self, self.health_effect()) {
             (Self::Timeout, _) => StoreError::Timeout,
-            (Self::Io | Self::InvalidReply, _) => StoreError::Broken,
+            (Self::Io | Self::Tls | Self::InvalidReply, _) => StoreError::Broken,
             (_, HealthEffect::Down) => StoreError::Unavailable,
             _ => StoreError::Rejected,
         }
     }
+}
+
+/// Returns whether an error is one of the TLS library. The Redis client wraps it in one of the network.
+fn is_tls_error(error: &RedisError) -> bool {
+    let source = error.source().and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
+    let network_error = source.and_then(|source| source.downcast_ref::<io::Error>());
+    let inner = network_error.and_then(io::Error::get_ref);
+    inner.is_some_and(|inner| inner.is::<rustls::Error>())
 }
 
 #[cfg(test)]
@@ -219,11 +266,11 @@ mod tests {
 
     #[test]
     fn errors_of_the_network_differ_from_errors_of_the_server() {
-        let io = |kind| Failure::of(&std::io::Error::from(kind).into());
-        for kind in [std::io::ErrorKind::ConnectionReset, std::io::ErrorKind::PermissionDenied] {
+        let io = |kind| Failure::of(&io::Error::from(kind).into());
+        for kind in [io::ErrorKind::ConnectionReset, io::ErrorKind::PermissionDenied] {
             assert_eq!(io(kind), Failure::Io, "{kind}");
         }
-        assert_eq!(io(std::io::ErrorKind::TimedOut), Failure::Timeout);
+        assert_eq!(io(io::ErrorKind::TimedOut), Failure::Timeout);
     }
 
     #[test]
@@ -237,6 +284,8 @@ mod tests {
             ),
             ("MASTERDOWN Link with MASTER is down", Failure::MasterDown),
             ("NOAUTH Authentication required.", Failure::NoAuth),
+            ("ERR Protocol error: unauthenticated bulk length", Failure::NoAuth),
+            ("ERR Protocol error: unauthenticated multibulk length", Failure::NoAuth),
             ("WRONGPASS invalid username-password pair", Failure::NoAuth),
             ("NOPERM this user has no permissions to run the 'evalsha' command", Failure::NoPerm),
             ("ERR The user executing the script can't run this command or subcommand script: 1", Failure::NoPerm),
@@ -259,10 +308,27 @@ mod tests {
         ] {
             assert_eq!(failure_of(line), expected, "{line}");
         }
-        let io = |kind| Failure::of(&std::io::Error::from(kind).into());
-        assert_eq!(io(std::io::ErrorKind::TimedOut), Failure::Timeout);
-        assert_eq!(io(std::io::ErrorKind::ConnectionReset), Failure::Io);
+        let io = |kind| Failure::of(&io::Error::from(kind).into());
+        assert_eq!(io(io::ErrorKind::TimedOut), Failure::Timeout);
+        assert_eq!(io(io::ErrorKind::ConnectionReset), Failure::Io);
         assert_eq!(Failure::of(&redis::parse_redis_value(b"?nonsense\r\n").unwrap_err()), Failure::InvalidReply);
+    }
+
+    #[test]
+    fn errors_of_tls_and_of_the_password_name_the_problem() {
+        let tls = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError);
+        let rejected = RedisError::from((ErrorKind::AuthenticationFailed, "Password authentication failed"));
+        let missing = redis::parse_redis_value(b"-ERR Protocol error: unauthenticated bulk length\r\n");
+        let Ok(Value::ServerError(missing)) = missing else { panic!("not an error") };
+        for (error, kind, expected) in [
+            (tls.into(), "tls", "TLS cannot be established: "),
+            (rejected, "noauth", "Redis rejects the user name or the password: "),
+            (missing.into(), "noauth", "Redis requires a password: "),
+        ] {
+            let failure = Failure::of(&error);
+            let description = failure.describe(&error);
+            assert!(failure.kind() == kind && description.starts_with(expected), "{kind}: {description}");
+        }
     }
 
     #[test]
@@ -277,6 +343,8 @@ mod tests {
     fn only_failures_that_prevent_decisions_take_a_server_down() {
         for (failure, health_effect, error) in [
             (Failure::Io, HealthEffect::Down, StoreError::Broken),
+            (Failure::Tls, HealthEffect::Down, StoreError::Broken),
+            (Failure::NoAuth, HealthEffect::Down, StoreError::Unavailable),
             (Failure::Loading, HealthEffect::Down, StoreError::Unavailable),
             (Failure::ReadOnly, HealthEffect::Down, StoreError::Unavailable),
             (Failure::InvalidReply, HealthEffect::Down, StoreError::Broken),

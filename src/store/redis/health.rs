@@ -32,8 +32,8 @@ struct Server {
     workers: usize,
     /// Number of connected workers.
     connected: usize,
-    /// Whether an outage was logged and the recovery was not.
-    outage_logged: bool,
+    /// The failure of the current outage that was logged, until the recovery is logged.
+    logged_failure: Option<Failure>,
     /// Time at which an outage was last logged.
     last_logged: Option<Instant>,
     rejection_logs: [LogThrottle; Failure::ALL.len()],
@@ -78,32 +78,40 @@ impl Health {
             return;
         };
         server.connected += 1;
-        if server.connected == server.workers && std::mem::take(&mut server.outage_logged) {
+        if server.connected == server.workers && server.logged_failure.take().is_some() {
             tracing::info!(server = name, "Redis server is available again");
         }
     }
 
     pub(super) fn mark_down(&self, name: &str, error: &RedisError) {
-        self.log_change(name, true, error);
+        let failure = Failure::of(error);
+        self.log_change(name, true, failure, &failure.describe(error));
     }
 
-    /// Records that an attempt to connect has failed.
-    pub(super) fn log_connect_failure(&self, name: &str, error: &RedisError) {
-        self.log_change(name, false, error);
+    /// Logs that an attempt to connect has failed. `error` is its description.
+    pub(super) fn log_connect_failure(&self, name: &str, failure: Failure, error: &str) {
+        self.log_change(name, false, failure, error);
     }
 
-    fn log_change(&self, name: &str, was_connected: bool, error: &RedisError) {
+    fn log_change(&self, name: &str, was_connected: bool, failure: Failure, error: &str) {
         let mut servers = self.lock();
         let Some(server) = servers.get_mut(name) else {
             return;
         };
         server.connected -= usize::from(was_connected);
-        // A long outage is logged once. Repeated outages are logged at intervals.
-        if !server.outage_logged && server.last_logged.is_none_or(|last| last.elapsed() >= MIN_LOG_INTERVAL) {
-            (server.outage_logged, server.last_logged) = (true, Some(Instant::now()));
-            let kind = Failure::of(error).kind();
+        // A long outage is logged once, and again when it turns out that it does not end by itself. Repeated outages are
+        // logged at intervals.
+        let should_log = match server.logged_failure {
+            Some(logged) => failure.needs_operator() && failure != logged,
+            None => server.last_logged.is_none_or(|last| last.elapsed() >= MIN_LOG_INTERVAL),
+        };
+        if should_log {
+            server.logged_failure = Some(failure);
+            server.last_logged = Some(Instant::now());
             tracing::warn!(
-                server = name, kind, %error,
+                server = name,
+                kind = failure.kind(),
+                error,
                 "Redis server is unavailable; on_error applies to its counters until it answers"
             );
         }
@@ -138,7 +146,7 @@ impl Health {
         let this = Arc::clone(self);
         let failures = meter.u64_observable_counter("sluicegate_redis_failures_total");
         failures
-            .with_description("Number of calls to Redis servers that failed or were redirected, by kind")
+            .with_description("Number of failed or redirected calls and failed attempts to connect to Redis, by kind")
             .with_callback(move |observer| {
                 for failure in Failure::ALL {
                     observer.observe(this.failures[failure as usize].get(), &[KeyValue::new("kind", failure.kind())]);
@@ -185,7 +193,7 @@ mod tests {
         assert_eq!(up(), [true]);
         health.mark_down(&name, &RedisError::from((redis::ErrorKind::Io, "broken")));
         assert_eq!(up(), [false]);
-        health.log_connect_failure(&name, &RedisError::from((redis::ErrorKind::Io, "refused")));
+        health.log_connect_failure(&name, Failure::Io, "refused");
         health.mark_up(&name);
         assert_eq!(up(), [true]);
         health.remove_worker(&name, true);
@@ -196,6 +204,26 @@ mod tests {
         health.mark_up(&name);
         health.remove_worker(&name, true);
         assert!(up().is_empty());
+    }
+
+    #[test]
+    fn an_outage_is_logged_again_when_it_needs_an_operator() {
+        let log = TestLog::start();
+        let (health, name) = (Health::new(1), Arc::<str>::from("a"));
+        health.add_worker(&name);
+        for (failure, error, lines) in [
+            (Failure::Io, "refused", 1),
+            (Failure::Timeout, "no answer", 1),
+            (Failure::NoAuth, "Redis requires a password", 2),
+            (Failure::NoAuth, "Redis requires a password", 2),
+            (Failure::Io, "refused", 2),
+        ] {
+            health.log_connect_failure(&name, failure, error);
+            assert_eq!(log.text().matches("is unavailable").count(), lines, "{error}");
+        }
+        assert!(log.text().contains("kind=\"noauth\" error=\"Redis requires a password\""), "{}", log.text());
+        health.mark_up(&name);
+        assert_eq!(log.text().matches("available again").count(), 1);
     }
 
     #[test]

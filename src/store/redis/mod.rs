@@ -28,6 +28,7 @@ mod pool;
 mod program;
 mod response_batching;
 mod settings;
+mod tls_mismatch;
 pub mod topology;
 
 pub use health::Health;
@@ -63,6 +64,16 @@ pub enum SetupError {
         url: String,
         /// Reason for the rejection.
         source: ::redis::RedisError,
+    },
+    /// A file without the certificate or key that it should contain.
+    #[error("the Redis setting tls.{setting} names {path}, which contains no {content} in PEM")]
+    NoPem {
+        /// Name of the setting, without its section.
+        setting: &'static str,
+        /// Path of the file.
+        path: String,
+        /// The missing content.
+        content: &'static str,
     },
     /// A certificate or key that cannot be read.
     #[error("cannot read the TLS certificate or key {path}")]
@@ -119,7 +130,7 @@ impl Setup {
     /// Returns a future that keeps the list of servers up to date and never ends. Connections are only made while it is
     /// polled.
     pub fn follow(&self) -> impl Future<Output = ()> + Send + use<> {
-        let follow = |shared: &Arc<Shared>| Arc::clone(&shared.topology).follow();
+        let follow = |shared: &Arc<Shared>| Arc::clone(&shared.topology).follow(Arc::clone(&shared.health));
         let all = join_all(std::iter::once(&self.main).chain(&self.per_second).map(follow));
         all.map(drop)
     }

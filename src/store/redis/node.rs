@@ -27,6 +27,7 @@ use tokio::{
 use super::{
     Shared,
     failure::{Failure, HealthEffect},
+    tls_mismatch::TlsMismatch,
     topology::{Server, back_off},
 };
 use crate::{metrics::WorkerId, store::StoreError};
@@ -233,7 +234,8 @@ impl Node {
     }
 
     async fn keep_connected(self: Arc<Self>) {
-        let mut failures = 0;
+        let mut failures = 0_u32;
+        let mut mismatch = None;
         while !self.is_closed() {
             let attempt = timeout(self.shared.settings.connect_timeout, self.connect()).await;
             match attempt.unwrap_or_else(|_| Err(timeout_error())) {
@@ -244,16 +246,34 @@ impl Node {
                     self.link.store(Some(Arc::new(ServerConnection { connection, timeouts: AtomicU32::new(0) })));
                     self.shared.health.mark_up(&self.server.name);
                     failures = 0;
+                    mismatch = None;
                     self.ping_until_broken().await;
                 }
                 Err(error) => {
-                    self.shared.health.log_connect_failure(&self.server.name, &error);
+                    let failure = Failure::of(&error);
+                    // Later attempts are examined less often, because the search can take as long as an attempt.
+                    if mismatch.is_none() && failure.can_be_tls_mismatch() && failures.count_ones() <= 1 {
+                        mismatch = TlsMismatch::find(&self.server.client, self.shared.settings.connect_timeout).await;
+                    }
+                    self.report_connect_failure(failure, mismatch, &error);
                     self.shared.topology.request_refresh();
                     failures += 1;
                     back_off(failures).await;
                 }
             }
         }
+    }
+
+    /// Counts and logs a failed attempt to connect.
+    fn report_connect_failure(&self, failure: Failure, mismatch: Option<TlsMismatch>, error: &RedisError) {
+        let (failure, description) = match mismatch {
+            Some(mismatch) if failure.can_be_tls_mismatch() => {
+                (Failure::Tls, format!("{}: {error}", mismatch.description()))
+            }
+            _ => (failure, failure.describe(error)),
+        };
+        self.shared.health.count_failure(self.worker, failure);
+        self.shared.health.log_connect_failure(&self.server.name, failure, &description);
     }
 
     /// Pings the server, so that a broken connection is detected before a caller uses it.
@@ -276,6 +296,12 @@ impl Node {
             .set_response_timeout(Some(settings.timeout))
             .set_pipeline_buffer_size(MAX_QUEUED_CALLS);
         let mut connection = self.server.client.get_multiplexed_async_connection_with_config(&config).await?;
+        // Without a password, Redis rejects the script as too long and closes the connection, which hides the reason.
+        if let Err(error) = send(&mut connection, &redis::cmd("PING"), false).await
+            && Failure::of(&error) == Failure::NoAuth
+        {
+            return Err(error);
+        }
         self.load_script(&mut connection).await?;
         let probe = self.shared.program.write_probe();
         match timeout(settings.timeout, send(&mut connection, &probe, false))

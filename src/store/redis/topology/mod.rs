@@ -21,7 +21,8 @@ use sluicegate_common::Ring;
 #[cfg(any(test, fuzzing))]
 pub(super) use self::query::read_any;
 use self::{address::Source, query::TopologyReport};
-use super::{Settings, SetupError};
+use super::{Health, Settings, SetupError};
+use crate::metrics::WorkerId;
 
 /// Interval at which a healthy cluster or the sentinels are queried.
 pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
@@ -161,10 +162,11 @@ impl Topology {
         }
     }
 
-    /// Keeps the view up to date until the current runtime ends. Returns immediately if the view never changes.
-    pub(super) async fn follow(self: Arc<Self>) {
+    /// Keeps the view up to date until the current runtime ends, and counts failures in `health`. Returns immediately if
+    /// the view never changes.
+    pub(super) async fn follow(self: Arc<Self>, health: Arc<Health>) {
         let mut last_report = TopologyReport::default();
-        let mut failure_logged = false;
+        let mut logged_failure = None;
         let mut offset = rand::random::<u32>() as usize;
         loop {
             let started = Instant::now();
@@ -173,7 +175,7 @@ impl Topology {
             match self.source.query(&servers, &last_report, offset, self.connect_timeout).await {
                 Ok(None) => return,
                 Ok(Some(report)) => {
-                    failure_logged = false;
+                    logged_failure = None;
                     if report.map != last_report.map
                         && let Some(view) = self.source.view(&report)
                     {
@@ -182,13 +184,17 @@ impl Topology {
                     last_report = report;
                 }
                 Err(error) => {
-                    if !failure_logged {
+                    health.count_failure(WorkerId(0), error.failure);
+                    let is_new =
+                        logged_failure.is_none_or(|logged| error.failure.needs_operator() && error.failure != logged);
+                    if is_new {
+                        logged_failure = Some(error.failure);
                         tracing::warn!(
-                            error,
+                            kind = error.failure.kind(),
+                            error = error.description,
                             "cannot read the Redis topology; keeping the last known one and retrying"
                         );
                     }
-                    failure_logged = true;
                     self.request_refresh();
                 }
             }

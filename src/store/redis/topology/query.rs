@@ -13,6 +13,7 @@ use super::{
     address::Source,
     slots::{self, SlotMap},
 };
+use crate::store::redis::{failure::Failure, tls_mismatch::TlsMismatch};
 
 /// Maximum number of servers that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 5;
@@ -33,6 +34,29 @@ pub(super) enum NodeMap {
     Master(String, u16),
 }
 
+/// Error returned when no server answers a query: the error of the last one.
+pub(super) struct QueryError {
+    pub(super) failure: Failure,
+    pub(super) description: String,
+}
+
+impl QueryError {
+    /// Describes the error of a query. Searches for a mismatch of TLS if the error can be its effect.
+    async fn new(server: &Server, error: &RedisError, connect_timeout: Duration) -> Self {
+        let failure = Failure::of(error);
+        if failure.can_be_tls_mismatch()
+            && let Some(mismatch) = TlsMismatch::find(&server.client, connect_timeout).await
+        {
+            return Self { failure: Failure::Tls, description: format!("{}: {error}", mismatch.description()) };
+        }
+        Self { failure, description: failure.describe(error) }
+    }
+
+    fn other(description: String) -> Self {
+        Self { failure: Failure::Other, description }
+    }
+}
+
 impl Source {
     /// Queries `servers` (those of the view) and the configured ones. Returns `None` if the source is fixed, and an
     /// error if no server answers.
@@ -45,7 +69,7 @@ impl Source {
         last_report: &TopologyReport,
         offset: usize,
         connect_timeout: Duration,
-    ) -> Result<Option<TopologyReport>, String> {
+    ) -> Result<Option<TopologyReport>, QueryError> {
         let all_servers: Vec<&Server> = match self {
             Self::Fixed => return Ok(None),
             Self::Cluster { seeds, .. } => {
@@ -59,13 +83,18 @@ impl Source {
         for server in all_servers.iter().cycle().skip(offset % all_servers.len().max(1)).take(count) {
             let (server, query) = ((*server).clone(), self.topology_query());
             queries.spawn(async move {
-                let answer = timeout(connect_timeout, query.send(&server)).await;
-                answer.map_err(|_| "no answer within connect_timeout".to_owned())?.map_err(|error| error.to_string())
+                let answer =
+                    timeout(connect_timeout, query.send(&server)).await.unwrap_or_else(|_| Err(timeout_error()));
+                match answer {
+                    Ok(report) => Ok(report),
+                    Err(error) => Err(QueryError::new(&server, &error, connect_timeout).await),
+                }
             });
         }
-        let (mut outdated, mut last_error): (Option<TopologyReport>, _) = (None, "no server to query".to_owned());
+        let mut outdated: Option<TopologyReport> = None;
+        let mut last_error = QueryError::other("no server to query".to_owned());
         while let Some(answer) = queries.join_next().await {
-            match answer.map_err(|error| error.to_string()).flatten() {
+            match answer.map_err(|error| QueryError::other(error.to_string())).flatten() {
                 Ok(report) if report.epoch >= last_report.epoch => return Ok(Some(report)),
                 Ok(report) if outdated.as_ref().is_none_or(|other| other.epoch < report.epoch) => {
                     outdated = Some(report);
@@ -141,6 +170,10 @@ impl TopologyQuery {
             }
         }
     }
+}
+
+fn timeout_error() -> RedisError {
+    std::io::Error::new(std::io::ErrorKind::TimedOut, "no answer within connect_timeout").into()
 }
 
 fn unexpected_reply(reason: &'static str) -> RedisError {
@@ -235,7 +268,8 @@ mod tests {
         let Source::Cluster { connector, .. } = &source else { panic!("not a cluster") };
         // The only server of the view has gone, so the seeds must be queried, too.
         let gone = [connector.server("127.0.0.1", 1).unwrap()];
-        let report = source.query(&gone, &last_report, offset, Duration::from_secs(10)).await?.unwrap();
+        let report = source.query(&gone, &last_report, offset, Duration::from_secs(10)).await;
+        let report = report.map_err(|error| error.description)?.unwrap();
         assert_eq!(
             report.map.map(|map| matches!(map, NodeMap::Slots(map) if map.masters[0].1 == report.epoch as u16)),
             Some(true)
