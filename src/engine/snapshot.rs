@@ -89,6 +89,12 @@ impl Snapshot {
         &self.compiled.rules
     }
 
+    /// Returns whether no rules have been loaded yet.
+    #[must_use]
+    pub fn awaits_rules(&self) -> bool {
+        self.compiled.awaiting_rules
+    }
+
     /// Returns the hits of each rule, by its id.
     pub fn rule_totals(&self) -> impl Iterator<Item = RuleTotals> {
         self.compiled.rule_states.iter().map(|state| RuleTotals(Arc::clone(&state.statistics.series)))

@@ -10,7 +10,10 @@ use super::{
     reload::Reloader,
 };
 use crate::{
-    engine::{CounterLocation, DecideError, Engine, Inspection, RankBy, Ranking, StoreError, overrides::Target},
+    engine::{
+        CounterLocation, DecideError, Engine, Inspection, RankBy, Ranking, StoreError,
+        overrides::{KnownNames, Target},
+    },
     rules::{Entry, Rule},
 };
 
@@ -101,6 +104,26 @@ impl Admin {
             refunded.push(self.refund_difference(&request.target, before).await?);
         }
         Ok((applied, refunded))
+    }
+
+    /// Returns a warning for each request that sets an override with a name that the rules in force do not have.
+    #[must_use]
+    pub fn unknown_names(&self, requests: &[ChangeRequest]) -> Vec<String> {
+        let snapshot = self.reloader.rules().load();
+        if snapshot.awaits_rules() {
+            return Vec::new();
+        }
+        let mut names = KnownNames::new(snapshot.rules());
+        let mut warnings = Vec::new();
+        for request in requests {
+            let Some(value) = &request.value else {
+                continue;
+            };
+            if let Some(unknown) = names.unknown_name(&request.target, value) {
+                warnings.push(format!("{}: {unknown}", request.target));
+            }
+        }
+        warnings
     }
 
     /// Returns the remaining hits of a limit and the most hits that it allows at once, or `None` without a counter.

@@ -206,6 +206,85 @@ fn an_import_can_continue_after_an_error() {
     }
 }
 
+/// A change for names that the rules do not have has no effect. `ctl` rejects it; other callers get a warning.
+#[test]
+fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_callers() {
+    let text = "domain: shop\nplans:\n  default: free\n  limits:\n    free: { calls: { unit: day, requests_per_unit: 3 } }\n\
+                \x20   pro: { calls: { unit: day, requests_per_unit: 9 } }\ndescriptors:\n\
+                - { key: tenant, rate_limit: { by_plan: calls } }\n\
+                - { key: user, rate_limit: { name: per_user, unit: day, requests_per_unit: 3 } }\n";
+    let folder = rules(&[("shop.yaml", text)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let plans = tempfile::NamedTempFile::new().unwrap();
+    fs::write(plans.path(), "acme,pro\nhooli,prro\n").unwrap();
+    let plans = plans.path().to_str().unwrap();
+    for (args, expected) in [
+        (&["limit", "set", "shopp", "user=bob", "5/day"][..], "no domain \"shopp\"; did you mean \"shop\"?"),
+        (&["limit", "set", "shop", "usr=bob", "5/day"], "begins with \"usr\"; did you mean \"user\"?"),
+        (&["plan", "assign", "shop", "tenant=acme", "gold"], "no plan \"gold\"; the nearest is \"pro\""),
+        (&["plan", "assign", "shop", "user=bob", "pro"], "no rule with plans and the key \"user\""),
+        (&["plan", "import", "shop", "tenant", plans], "no plan \"prro\"; did you mean \"pro\"?"),
+        (&["switch", "off", "rule", "shop", "peruser"], "no rule \"peruser\"; did you mean \"per_user\"?"),
+        (&["switch", "off", "domain", "elsewhere"], "no domain \"elsewhere\"; the nearest is \"shop\""),
+        (&["switch", "off", "algorithm", "gcrs"], "no algorithm \"gcrs\"; did you mean \"gcra\"?"),
+        (&["switch", "off", "rule", "shop", "peruser", "--here"], "no rule \"peruser\""),
+    ] {
+        let error = operator.try_ctl(args).unwrap_err();
+        assert!(error.contains(expected), "{args:?}: {error}");
+        assert_eq!(operator.ctl(&["export"]), "", "{args:?}");
+    }
+    operator.ctl(&["plan", "assign", "shop", "tenant=acme", "gold", "--allow-unknown"]);
+    operator.ctl(&["plan", "import", "shop", "tenant", plans, "--allow-unknown"]);
+    operator.ctl(&["plan", "unassign", "shop", "tenant=nobody"]);
+    assert_eq!(operator.ctl(&["export"]), "plan|shop|tenant=acme,pro,\nplan|shop|tenant=hooli,prro,\n");
+    // A copy of the overrides can be restored after a rule was removed.
+    let copy = tempfile::NamedTempFile::new().unwrap();
+    fs::write(copy.path(), "switch|rule|shop|removed,shadow,\nlimit|shop|user=bob,5/day,\n").unwrap();
+    assert_eq!(operator.ctl(&["import", copy.path().to_str().unwrap()]), "2 overrides set\n");
+
+    let put = |rule: &str, options: &str| {
+        let target = format!("{{\"switch\": {{\"rule\": {{\"domain\": \"shop\", \"rule\": \"{rule}\"}}}}}}");
+        let body = format!("{{\"changes\": [{{\"target\": {target}, \"value\": \"shadow\"}}]{options}}}");
+        operator.call(OPERATE, "PutOverrides", &body)
+    };
+    let (code, answer) = put("peruser", "");
+    let warning = "switch|rule|shop|peruser: domain \"shop\" has no rule \"peruser\"; did you mean \"per_user\"?";
+    assert_eq!((code, &answer["warnings"][0]), (200, &warning.into()), "{answer}");
+    assert_eq!(put("per_user", "").1["warnings"].as_array().map_or(0, Vec::len), 0);
+    let (code, answer) = put("peruser", ", \"rejectUnknownNames\": true");
+    assert_eq!((code, answer["code"].as_str()), (400, Some("FAILED_PRECONDITION")), "{answer}");
+}
+
+#[test]
+fn an_end_must_be_in_the_future_and_have_a_date_that_can_be_stored() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let set = |end: &[&str]| operator.try_ctl(&[&["limit", "set", "api", "user=bob", "5/day"], end].concat());
+    for (end, expected) in [
+        (["--until", "2020-01-01T00:00:00Z"], "the end of the override has passed"),
+        (["--until", "2020-01-01T00:00:00+02:00"], "the end of the override has passed"),
+        (["--for", "0s"], "the end of the override has passed"),
+        (["--until", "2106-02-07T06:28:16Z"], "is after 2106-02-07T06:28:15Z"),
+        (["--until", "9999-12-31T23:59:59Z"], "is after 2106-02-07T06:28:15Z"),
+        (["--for", "1000y"], "is after 2106-02-07T06:28:15Z"),
+        (["--until", "2040-01-01T00:00:00+25:00"], "is not a time such as"),
+    ] {
+        let error = set(&end).unwrap_err();
+        assert!(error.contains(expected), "{end:?}: {error}");
+    }
+    let error = operator.try_ctl(&["switch", "off", "everything", "--here", "--until", "2020-01-01T00:00:00Z"]);
+    assert!(error.unwrap_err().contains("have not accepted the change"));
+    let changes = r#"{"changes": [{"target": {"switch": {"everything": true}}, "value": "off", "until": "2020-01-01T00:00:00Z"}]}"#;
+    assert_eq!(operator.call(OPERATE, "PutOverrides", changes).1["code"], "INVALID_ARGUMENT");
+    assert_eq!(operator.ctl(&["export"]), "");
+    assert!(set(&["--until", "2106-02-07T06:28:15Z"]).unwrap().contains("until 2106-02-07T06:28:15Z"));
+    assert!(set(&["--until", "2040-01-01T00:00:00+02:00"]).unwrap().contains("until 2039-12-31T22:00:00Z"));
+    // Overrides of a copy that have ended since are skipped.
+    let copy = tempfile::NamedTempFile::new().unwrap();
+    fs::write(copy.path(), "limit|api|user=a,5/day,2020-01-01T00:00:00Z\nlimit|api|user=b,5/day,\n").unwrap();
+    assert_eq!(operator.ctl(&["import", copy.path().to_str().unwrap()]), "1 overrides set\n");
+}
+
 /// Every invalid call is answered with a message that describes the error.
 #[test]
 fn invalid_calls_are_rejected_with_a_message() {

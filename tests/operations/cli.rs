@@ -347,7 +347,7 @@ fn ctl_prints_changes_lists_and_health() {
     let operator = Operator::start(folder.path(), "memory");
     let output = operator.ctl(&["limit", "set", "d", "user=a", "10/year"]);
     assert_eq!(output, "limit|d|user=a: 10/year\nversion 1, in force on all instances within 1 s\n");
-    operator.ctl(&["limit", "set", "d2", "user=a", "10/year"]);
+    operator.ctl(&["limit", "set", "d2", "user=a", "10/year", "--allow-unknown"]);
     let list = operator.ctl(&["limit", "list", "d"]);
     assert!(list.contains("limit|d|user=a") && !list.contains("limit|d2|"), "{list}");
 

@@ -83,7 +83,7 @@ async fn an_entity_gets_its_own_limit_at_runtime() {
     assert_eq!(limit(server, &[("user", "bob"), ("path", "/y")]).await, Some((20, 19)));
     assert_eq!(limit(server, &[("user", "eve"), ("path", "/y")]).await, Some((3, 2)));
     // Without a rule it applies to exactly this descriptor.
-    operator.ctl(&["limit", "set", "api", "tenant=a", "1/year"]);
+    operator.ctl(&["limit", "set", "api", "tenant=a", "1/year", "--allow-unknown"]);
     assert_eq!(limit(server, &[("tenant", "a")]).await, Some((1, 0)));
     assert_eq!(limit(server, &[("tenant", "a"), ("path", "/")]).await, None);
     assert!(!allowed(server, &[("tenant", "a")]).await);
@@ -176,7 +176,7 @@ async fn plans_are_assigned_to_entities() {
     operator.ctl(&["plan", "assign", "api", "planned=c", "free"]);
     assert_eq!(limit(server, &[("planned", "c"), ("plan", "pro")]).await, Some((1, 0)));
     // An unknown plan has no effect.
-    operator.ctl(&["plan", "assign", "api", "planned=d", "gold"]);
+    operator.ctl(&["plan", "assign", "api", "planned=d", "gold", "--allow-unknown"]);
     assert_eq!(limit(server, &[("planned", "d")]).await, Some((1, 0)));
     let csv = temporary_file("a,free\nb,pro\n");
     operator.ctl(&["plan", "import", "api", "planned", csv.path().to_str().unwrap()]);

@@ -133,6 +133,10 @@ pub struct PutOverridesRequest {
     /// Set the switches on this instance only, until its process ends.
     #[prost(bool, tag = "4")]
     pub this_instance: bool,
+    /// Reject changes that name a domain, a rule, a plan or a key that the rules in force do not have. Otherwise, they are
+    /// made, and the response contains a warning for each of them.
+    #[prost(bool, tag = "5")]
+    pub reject_unknown_names: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutOverridesResponse {
@@ -141,6 +145,9 @@ pub struct PutOverridesResponse {
     pub version: u64,
     #[prost(message, repeated, tag = "2")]
     pub changes: ::prost::alloc::vec::Vec<OverrideChange>,
+    /// Changes that name a domain, a rule, a plan or a key that the rules in force do not have.
+    #[prost(string, repeated, tag = "3")]
+    pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// One override before and after a change.
 #[derive(Clone, PartialEq, ::prost::Message)]

@@ -132,6 +132,16 @@ pub(super) struct SetOptions {
     pub(super) expiry: Expiry,
     #[command(flatten)]
     pub(super) change: ChangeOptions,
+    #[command(flatten)]
+    pub(super) names: UnknownNames,
+}
+
+/// What happens to names that the rules do not have.
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct UnknownNames {
+    /// Accept domains, rules, plans and keys that the rules in force do not have
+    #[arg(long)]
+    pub(super) allow_unknown: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -206,6 +216,8 @@ pub(super) enum Plan {
         entity: String,
         #[command(flatten)]
         import: ImportArgs,
+        #[command(flatten)]
+        names: UnknownNames,
     },
 }
 
@@ -335,6 +347,7 @@ impl SetOptions {
     /// Returns the request to set an override.
     pub(super) fn request(self, target: api::target::Target, value: &str) -> anyhow::Result<api::PutOverridesRequest> {
         let until = self.expiry.read().context("the expiry is invalid")?;
-        Ok(self.change.request(target, value, until))
+        let request = self.change.request(target, value, until);
+        Ok(api::PutOverridesRequest { reject_unknown_names: !self.names.allow_unknown, ..request })
     }
 }

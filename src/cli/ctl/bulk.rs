@@ -2,7 +2,7 @@
 
 use std::{
     io::{IsTerminal, Write},
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use anyhow::{Context, bail};
@@ -17,13 +17,16 @@ use crate::engine::overrides::{Scope, Target};
 
 /// Number of overrides that are set by one call.
 const OVERRIDES_PER_CALL: usize = 100;
+/// Maximum number of warnings that an import prints.
+const MAX_PRINTED_WARNINGS: usize = 20;
 /// Pauses before retries of a call that failed because the store or the instance is unavailable.
 const RETRY_PAUSES: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
 
-/// Sets the override of each line.
+/// Sets the override of each line. Lines whose end has passed are skipped.
 pub(super) async fn import(
     import: &ImportArgs,
+    reject_unknown_names: bool,
     read: impl Fn(&csv::StringRecord) -> anyhow::Result<api::ChangeRequest>,
     mut client: Client,
 ) -> anyhow::Result<()> {
@@ -34,6 +37,8 @@ pub(super) async fn import(
         .trim(csv::Trim::All)
         .from_reader(open(&import.file)?);
     let (mut requests, mut first_line, mut done) = (Vec::new(), 0, 0_u64);
+    let mut ended = 0_u64;
+    let mut warnings = Warnings::default();
     let mut progress = Progress::new();
     let mut record = csv::StringRecord::new();
     loop {
@@ -47,25 +52,40 @@ pub(super) async fn import(
                 first_line = line;
             }
             let context = || format!("line {line} of {}; continue with --from {first_line}", import.file.display());
-            requests.push(read(&record).with_context(context)?);
+            let request = read(&record).with_context(context)?;
+            if has_ended(&request) {
+                ended += 1;
+            } else {
+                requests.push(request);
+            }
         }
         if requests.len() == OVERRIDES_PER_CALL || (!has_record && !requests.is_empty()) {
             let count = requests.len() as u64;
             let reason = import.reason.reason.clone();
-            let request =
-                api::PutOverridesRequest { changes: std::mem::take(&mut requests), reason, ..Default::default() };
+            let changes = std::mem::take(&mut requests);
+            let request = api::PutOverridesRequest {
+                changes,
+                reason,
+                reject_unknown_names,
+                ..api::PutOverridesRequest::default()
+            };
             let file = import.file.display();
             let context = || {
                 format!(
                     "lines {first_line} to {line} of {file}; {done} overrides set, continue with --from {first_line}"
                 )
             };
-            put_with_retries(&mut client, request).await.with_context(context)?;
+            let response = put_with_retries(&mut client, request).await.with_context(context)?;
+            warnings.print(&response.warnings);
             done += count;
             progress.show(done);
         }
         if !has_record {
             progress.end();
+            warnings.print_rest();
+            if ended > 0 {
+                eprintln!("{ended} overrides skipped: their end has passed");
+            }
             println!("{done} overrides set");
             return Ok(());
         }
@@ -73,14 +93,23 @@ pub(super) async fn import(
 }
 
 /// Sets overrides and retries while the store is unavailable. Setting the same overrides again changes nothing.
-async fn put_with_retries(client: &mut Client, request: api::PutOverridesRequest) -> anyhow::Result<()> {
+async fn put_with_retries(
+    client: &mut Client,
+    request: api::PutOverridesRequest,
+) -> anyhow::Result<api::PutOverridesResponse> {
     for pause in RETRY_PAUSES {
         match client.put(request.clone()).await {
             Err(error) if is_retryable(&error) => tokio::time::sleep(pause).await,
-            result => return result.map(drop),
+            result => return result,
         }
     }
-    client.put(request).await.map(drop)
+    client.put(request).await
+}
+
+#[allow(clippy::disallowed_methods, reason = "an expiry is wall clock time")]
+fn has_ended(request: &api::ChangeRequest) -> bool {
+    let until = request.until.and_then(|until| SystemTime::try_from(until).ok());
+    !request.value.is_empty() && until.is_some_and(|until| until <= SystemTime::now())
 }
 
 /// Reads a line of `target,value,until`. Without a value, the override is removed.
@@ -156,6 +185,29 @@ pub(super) async fn export(prefix: &str, mut client: Client) -> anyhow::Result<(
             return Ok(());
         }
         page_token = page.next_page_token;
+    }
+}
+
+/// Warnings of an import on standard error. Only the first are printed.
+#[derive(Default)]
+struct Warnings {
+    count: usize,
+}
+
+impl Warnings {
+    fn print(&mut self, warnings: &[String]) {
+        for warning in warnings {
+            self.count += 1;
+            if self.count <= MAX_PRINTED_WARNINGS {
+                eprintln!("warning: {warning}");
+            }
+        }
+    }
+
+    fn print_rest(&self) {
+        if self.count > MAX_PRINTED_WARNINGS {
+            eprintln!("warning: {} more overrides with unknown names", self.count - MAX_PRINTED_WARNINGS);
+        }
     }
 }
 

@@ -123,7 +123,10 @@ impl Client {
         let mut failed = 0;
         for (addr, service) in &mut self.instances {
             match response_or_error(addr, service.put_overrides(request.clone()).await) {
-                Ok(_) => on_success(addr),
+                Ok(response) => {
+                    response.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+                    on_success(addr);
+                }
                 Err(error) => {
                     failed += 1;
                     eprintln!("{error:#}");

@@ -61,7 +61,8 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
         Command::Audit { max_results, follow } => audit(max_results, follow, client, output).await,
         Command::Candidate(candidate) => execute_candidate(candidate, client, output).await,
         Command::Health => output.health(&client.health().await),
-        Command::Import(import) => bulk::import(&import, bulk::read_overrides, client).await,
+        // An export can contain names of rules that were removed since.
+        Command::Import(import) => bulk::import(&import, false, bulk::read_overrides, client).await,
         Command::Export { prefix } => bulk::export(&prefix, client).await,
     }
 }
@@ -117,8 +118,8 @@ async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow:
                 domain.map_or_else(|| "plan|".to_owned(), |domain| format!("plan|{}|", parse::escaped(&domain)));
             output.overrides(&client.list(&prefix).await?)
         }
-        Plan::Import { domain, entity, import } => {
-            bulk::import(&import, bulk::read_plans(domain, entity), client).await
+        Plan::Import { domain, entity, import, names } => {
+            bulk::import(&import, !names.allow_unknown, bulk::read_plans(domain, entity), client).await
         }
     }
 }

@@ -8,6 +8,8 @@ use prost_types::Timestamp;
 use sluicegate_common::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
+use crate::timestamp;
+
 /// Expiry of an override.
 #[derive(Debug, Args)]
 pub(super) struct Expiry {
@@ -46,8 +48,10 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
 
 /// Parses a date and time.
 pub(super) fn time(text: &str) -> anyhow::Result<Timestamp> {
-    let time = humantime::parse_rfc3339_weak(text);
-    Ok(time.with_context(|| format!("{text:?} is not a time such as 2026-11-22T04:00:00Z"))?.into())
+    let time = timestamp::parse(text);
+    Ok(time
+        .with_context(|| format!("{text:?} is not a time such as 2026-11-22T04:00:00Z or 2026-11-22T06:00:00+02:00"))?
+        .into())
 }
 
 pub(super) fn descriptor(domain: &str, entries: &[String]) -> anyhow::Result<api::Descriptor> {

@@ -19,6 +19,7 @@ pub(super) struct Output {
 
 impl Output {
     pub(super) fn changed(self, changed: &api::PutOverridesResponse) -> anyhow::Result<()> {
+        changed.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
         if self.json {
             return print_json("PutOverridesResponse", changed);
         }

@@ -8,12 +8,14 @@
 
 mod interner;
 mod key_lists;
+mod known_names;
 mod switches;
 mod table;
 mod target;
 #[cfg(test)]
 mod tests;
 
+pub use known_names::{KnownNames, UnknownName};
 pub use switches::{Mode, Modes, Origin};
 pub use target::{RuleSetSlot, Scope, Target, TargetError};
 
@@ -79,6 +81,14 @@ pub enum OverrideError {
     /// The name of a plan is empty.
     #[error("the name of the plan is empty")]
     Plan,
+    /// The override would have no effect.
+    #[error("the end of the override has passed")]
+    Ended,
+    /// Tables have ends in seconds, in 32 bits.
+    #[error(
+        "the end of the override is after 2106-02-07T06:28:15Z, the last that can be stored; leave it out for no end"
+    )]
+    EndsTooLate,
     /// The digest of a set of rules is empty.
     #[error("the digest of the set of rules is empty")]
     Rules,
@@ -236,6 +246,19 @@ impl Overrides {
         match &entry.target {
             Target::Limit { .. } => parse_limit(&entry.value, options).map(drop),
             _ => Self::check_value(entry),
+        }
+    }
+
+    /// Checks whether the end of an override is after `now` and can be stored.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if it is not.
+    pub fn check_end(until: Option<Micros>, now: Micros) -> Result<(), OverrideError> {
+        match until {
+            Some(until) if until <= now => Err(OverrideError::Ended),
+            Some(until) if until.ceil_secs() > u32::MAX.into() => Err(OverrideError::EndsTooLate),
+            _ => Ok(()),
         }
     }
 

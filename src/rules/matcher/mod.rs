@@ -284,7 +284,33 @@ impl RuleSet {
     /// Returns the number of domains.
     #[must_use]
     pub fn domains(&self) -> usize {
-        self.groups.iter().filter(|group| group.parent == NO_PARENT).count()
+        self.domain_names().count()
+    }
+
+    /// Returns the names of the domains.
+    pub fn domain_names(&self) -> impl Iterator<Item = &str> {
+        self.groups.iter().filter(|group| group.parent == NO_PARENT).map(|group| &*group.key)
+    }
+
+    /// Returns whether the domain is defined.
+    #[must_use]
+    pub fn has_domain(&self, domain: &str) -> bool {
+        self.domain_root(domain).is_some()
+    }
+
+    /// Returns whether the domain has a level that matches these entries, with or without a rule.
+    #[must_use]
+    pub fn has_level<'e>(&self, domain: &str, entries: impl Iterator<Item = Entry<'e>>) -> bool {
+        let Some(mut node) = self.domain_root(domain) else {
+            return false;
+        };
+        for entry in entries {
+            let Some(child) = self.child_of(node, entry) else {
+                return false;
+            };
+            node = child;
+        }
+        true
     }
 
     /// Looks up the rule of a descriptor, level by level.

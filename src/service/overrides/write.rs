@@ -34,6 +34,7 @@ impl OverrideSync {
                 Some(value) => {
                     let entry = new_override(request, value, info, Micros::ZERO);
                     Overrides::check(&entry, self.options).map_err(invalid)?;
+                    Overrides::check_end(request.until, self.clock.now()).map_err(invalid)?;
                 }
                 None => request.target.check().map_err(|error| invalid(error.into()))?,
             }

@@ -35,6 +35,8 @@ use crate::{
 const MAX_BUILDING: usize = 2;
 /// Maximum number of entities that `GetRuleUsage` lists.
 const MAX_LISTED_USAGES: usize = 50;
+/// Maximum number of unknown names that an error lists.
+const MAX_LISTED_NAMES: usize = 3;
 
 /// Implements the methods of the admin API.
 pub(super) struct Service {
@@ -111,17 +113,21 @@ impl AdminService for Service {
         request: Request<api::PutOverridesRequest>,
     ) -> MethodResult<api::PutOverridesResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
-        let api::PutOverridesRequest { changes, additive, this_instance, .. } = request.into_inner();
-        let requests = changes.into_iter().map(read_change).collect::<Result<Vec<_>, _>>()?;
-        if this_instance {
-            return self.switch_this_instance(&requests, info).await;
+        let request = request.into_inner();
+        let requests = request.changes.into_iter().map(read_change).collect::<Result<Vec<_>, _>>()?;
+        let warnings = self.admin.unknown_names(&requests);
+        if request.reject_unknown_names && !warnings.is_empty() {
+            return Err(reject_unknown_names(&warnings));
         }
-        let applied = self.admin.put(&requests, info, additive).await;
+        if request.this_instance {
+            return self.switch_this_instance(&requests, info, warnings).await;
+        }
+        let applied = self.admin.put(&requests, info, request.additive).await;
         let (applied, refunded) = applied.map_err(|error| reject(&error))?;
         let version = applied.version;
         let changes = override_changes(applied).into_iter().zip(refunded);
         let changes = changes.map(|(change, refunded_hits)| api::OverrideChange { refunded_hits, ..change }).collect();
-        Ok(Response::new(api::PutOverridesResponse { version, changes }))
+        Ok(Response::new(api::PutOverridesResponse { version, changes, warnings }))
     }
 
     async fn list_overrides(
@@ -468,6 +474,7 @@ impl Service {
         &self,
         requests: &[crate::service::overrides::ChangeRequest],
         info: ChangeInfo,
+        warnings: Vec<String>,
     ) -> MethodResult<api::PutOverridesResponse> {
         let mut changes = Vec::new();
         for request in requests {
@@ -485,8 +492,19 @@ impl Service {
                 ..api::OverrideChange::default()
             });
         }
-        Ok(Response::new(api::PutOverridesResponse { version: 0, changes }))
+        Ok(Response::new(api::PutOverridesResponse { version: 0, changes, warnings }))
     }
+}
+
+/// Returns the error for changes with unknown names. It lists the first of them.
+fn reject_unknown_names(warnings: &[String]) -> Status {
+    let mut message = warnings.iter().take(MAX_LISTED_NAMES).cloned().collect::<Vec<_>>().join("; ");
+    if warnings.len() > MAX_LISTED_NAMES {
+        message += &format!("; and {} more", warnings.len() - MAX_LISTED_NAMES);
+    }
+    message += "; nothing was changed; --allow-unknown, or a call without reject_unknown_names, sets overrides for rules \
+                that do not exist yet";
+    Status::failed_precondition(message)
 }
 
 fn override_changes(applied: AppliedChange) -> Vec<api::OverrideChange> {
