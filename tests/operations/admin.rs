@@ -221,7 +221,7 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
     for (args, expected) in [
         (&["limit", "set", "shopp", "user=bob", "5/day"][..], "no domain \"shopp\"; did you mean \"shop\"?"),
         (&["limit", "set", "shop", "usr=bob", "5/day"], "begins with \"usr\"; did you mean \"user\"?"),
-        (&["plan", "assign", "shop", "tenant=acme", "gold"], "no plan \"gold\"; the nearest is \"pro\""),
+        (&["plan", "assign", "shop", "tenant=acme", "gold"], "no plan \"gold\"; the nearest is \"free\""),
         (&["plan", "assign", "shop", "user=bob", "pro"], "no rule with plans and the key \"user\""),
         (&["plan", "import", "shop", "tenant", plans], "no plan \"prro\"; did you mean \"pro\"?"),
         (&["switch", "off", "rule", "shop", "peruser"], "no rule \"peruser\"; did you mean \"per_user\"?"),
@@ -235,7 +235,9 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
     }
     operator.ctl(&["plan", "assign", "shop", "tenant=acme", "gold", "--allow-unknown"]);
     operator.ctl(&["plan", "import", "shop", "tenant", plans, "--allow-unknown"]);
-    operator.ctl(&["plan", "unassign", "shop", "tenant=nobody"]);
+    // An override can be removed, whatever its names.
+    operator.ctl(&["limit", "set", "gone", "user=bob", "5/day", "--allow-unknown"]);
+    operator.ctl(&["limit", "unset", "gone", "user=bob"]);
     assert_eq!(operator.ctl(&["export"]), "plan|shop|tenant=acme,pro,\nplan|shop|tenant=hooli,prro,\n");
     // A copy of the overrides can be restored after a rule was removed.
     let copy = tempfile::NamedTempFile::new().unwrap();
