@@ -10,9 +10,9 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use sluicegate_common::wire::Writer;
+use sluicegate_common::{wire::Writer, within};
 use sluicegate_proto::envoy::service::ratelimit::v3::RateLimitResponse;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 use tonic::{Code, Status, client::Grpc, codegen::http::uri::PathAndQuery, metadata::MetadataMap, transport::Channel};
 
 use crate::{
@@ -80,7 +80,8 @@ impl Endpoint {
     /// Sends a check and records in the breaker whether the endpoint answered.
     pub(crate) async fn check(&self, request: &CheckRequest<'_>, times: &CallTimes) -> CheckResult {
         let _in_flight = InFlightGuard::new(&self.in_flight);
-        let result = timeout_at(times.deadline, self.send(request)).await;
+        let remaining = times.deadline.saturating_duration_since(Instant::now());
+        let result = within(remaining, self.send(request)).await;
         let result = result.unwrap_or_else(|_| Err(StreamError::MaybeExecuted(Failure::Timeout(times.timeout))));
         match &result {
             Ok(_) | Err(StreamError::Rejected(_)) => {

@@ -18,7 +18,7 @@ use super::{
     telemetry::Telemetry,
 };
 use crate::{
-    metrics::{Stalls, WorkerId},
+    metrics::{Pauses, Stalls, WorkerId},
     service::{Admin, Check, Clock, Quotas, ResourceReports, reload::Reloader},
     settings::Settings,
     store::{self, AnyStore},
@@ -46,6 +46,7 @@ pub(super) struct Servers {
     health: HealthReporter,
     stop: watch::Sender<bool>,
     stalls: Stalls,
+    pauses: Pauses,
 }
 
 impl Servers {
@@ -102,6 +103,7 @@ impl Servers {
             health,
             stop,
             stalls,
+            pauses: Pauses::default(),
         })
     }
 
@@ -129,6 +131,7 @@ impl Servers {
     pub(super) fn observe(&self, meter: &Meter) {
         self.grpc.observe(meter);
         self.stalls.observe(meter);
+        self.pauses.observe(meter);
         transport::observe_listeners(meter, &self.grpc, &self.http, self.admin.as_ref());
         self.reports.observe(meter);
         self.quotas.observe(meter);
@@ -143,7 +146,7 @@ impl Servers {
         tasks: &mut Tasks,
     ) -> Result<RunningServers, AppError> {
         self.log_addresses(settings).map_err(AppError::Process)?;
-        let Self { grpc, http, admin, errors, check, reports, page, health, stop, stalls, .. } = self;
+        let Self { grpc, http, admin, errors, check, reports, page, health, stop, stalls, pauses, .. } = self;
         let stopping = stop.subscribe();
         let (store, clock) = (check.engine.store.clone(), check.clock.clone());
         let Operations { overrides, candidates, activity, simulator } = operations;
@@ -180,7 +183,9 @@ impl Servers {
             shutting_down: Arc::clone(&leaving),
             needs_rules,
         };
-        let http = tokio::spawn(http.run(handlers, console, stopping.clone(), stalls.add("http").run()));
+        let watchdog = stalls.add("http");
+        let watch = async move { drop(tokio::join!(watchdog.run(), pauses.run())) };
+        let http = tokio::spawn(http.run(handlers, console, stopping.clone(), watch));
         let grpc = tokio::spawn(grpc.run(stopping));
         Ok(RunningServers { http, grpc, store, health, leaving, stop })
     }

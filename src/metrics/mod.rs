@@ -3,10 +3,12 @@
 
 mod histogram;
 mod log_throttle;
+mod pauses;
 mod stalls;
 
 pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
 pub use log_throttle::LogThrottle;
+pub use pauses::Pauses;
 pub use stalls::{Stalls, Watchdog};
 
 use std::{

@@ -4,6 +4,8 @@
 mod layer;
 /// Verdicts before the deadline during every kind of failure.
 mod outage;
+/// Clients that are paused.
+mod pauses;
 /// Permits: slots of a concurrency limit.
 mod permits;
 /// The content of verdicts, the deny cache, and grants.

@@ -12,6 +12,8 @@ pub(crate) mod leases_and_deny_cache;
 mod outage;
 /// Overrides as Redis stores them.
 mod override_store;
+/// A service that is paused.
+mod pauses;
 /// Wrong passwords, certificates and ports.
 mod setup_mistakes;
 /// The state in Redis, and exact limits shared by many callers.

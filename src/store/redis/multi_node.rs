@@ -10,8 +10,9 @@
 //! task, so that a caller that disconnects has no effect.
 
 use futures_util::future::join_all;
+use sluicegate_common::within;
 use smallvec::SmallVec;
-use tokio::{sync::watch, time::timeout};
+use tokio::sync::watch;
 
 use std::sync::Arc;
 
@@ -164,7 +165,7 @@ impl Redis {
             }
             Err(StoreError::Rejected.into())
         };
-        timeout(pool.deadline(), follow).await.unwrap_or(Err(StoreError::Timeout.into()))
+        within(pool.deadline(), follow).await.unwrap_or(Err(StoreError::Timeout.into()))
     }
 
     /// Takes all hits or none, with one call per part. If a part is not on the expected server, starts again with

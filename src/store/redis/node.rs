@@ -19,10 +19,8 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
-use tokio::{
-    sync::{Notify, watch},
-    time::timeout,
-};
+use sluicegate_common::within;
+use tokio::sync::{Notify, watch};
 
 use super::{
     Shared,
@@ -128,13 +126,13 @@ impl Node {
             return Err(StoreError::Unavailable.into());
         };
         let mut connection = link.connection.clone();
-        let mut result = send(&mut connection, cmd, asking).await;
+        let mut result = self.send(&mut connection, cmd, asking).await;
         if matches!(&result, Err(error) if Failure::of(error) == Failure::NoScript) {
             // The scripts of the server were flushed: load the script and resend the call.
             self.shared.health.count_failure(self.worker, Failure::NoScript);
             let retry = async {
                 self.load_script(&mut connection).await?;
-                send(&mut connection, cmd, asking).await
+                self.send(&mut connection, cmd, asking).await
             };
             result = Box::pin(retry).await;
         }
@@ -237,7 +235,7 @@ impl Node {
         let mut failures = 0_u32;
         let mut mismatch = None;
         while !self.is_closed() {
-            let attempt = timeout(self.shared.settings.connect_timeout, self.connect()).await;
+            let attempt = within(self.shared.settings.connect_timeout, self.connect()).await;
             match attempt.unwrap_or_else(|_| Err(timeout_error())) {
                 Ok(connection) => {
                     if !self.set_state(State::Up) {
@@ -252,7 +250,10 @@ impl Node {
                 Err(error) => {
                     let failure = Failure::of(&error);
                     // Later attempts are examined less often, because the search can take as long as an attempt.
-                    if mismatch.is_none() && failure.can_be_tls_mismatch() && failures.count_ones() <= 1 {
+                    if mismatch.is_none()
+                        && failure.can_be_tls_mismatch()
+                        && (failures == 0 || failures.is_power_of_two())
+                    {
                         mismatch = TlsMismatch::find(&self.server.client, self.shared.settings.connect_timeout).await;
                     }
                     self.report_connect_failure(failure, mismatch, &error);
@@ -292,22 +293,19 @@ impl Node {
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         let settings = &self.shared.settings;
         let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(settings.connect_timeout))
-            .set_response_timeout(Some(settings.timeout))
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
             .set_pipeline_buffer_size(MAX_QUEUED_CALLS);
         let mut connection = self.server.client.get_multiplexed_async_connection_with_config(&config).await?;
         // Without a password, Redis rejects the script as too long and closes the connection, which hides the reason.
-        if let Err(error) = send(&mut connection, &redis::cmd("PING"), false).await
+        if let Err(error) = self.send(&mut connection, &redis::cmd("PING"), false).await
             && Failure::of(&error) == Failure::NoAuth
         {
             return Err(error);
         }
         self.load_script(&mut connection).await?;
         let probe = self.shared.program.write_probe();
-        match timeout(settings.timeout, send(&mut connection, &probe, false))
-            .await
-            .unwrap_or_else(|_| Err(timeout_error()))
-        {
+        match self.send(&mut connection, &probe, false).await {
             // In a cluster the key of the probe can belong to another server.
             Err(error) if !matches!(Failure::of(&error), Failure::Moved | Failure::Ask) => Err(error),
             _ => Ok(connection),
@@ -315,7 +313,14 @@ impl Node {
     }
 
     async fn load_script(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        send(connection, &self.shared.program.load_command(), false).await.map(drop)
+        self.send(connection, &self.shared.program.load_command(), false).await.map(drop)
+    }
+
+    /// Sends a command, and waits for its reply for the time of a call.
+    async fn send(&self, connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
+        within(self.shared.settings.timeout, send(connection, cmd, asking))
+            .await
+            .unwrap_or_else(|_| Err(timeout_error()))
     }
 }
 

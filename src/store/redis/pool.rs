@@ -4,7 +4,8 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use redis::{Cmd, Value};
-use tokio::{sync::watch, time::timeout};
+use sluicegate_common::within;
+use tokio::sync::watch;
 
 use super::{
     Shared,
@@ -192,7 +193,7 @@ impl Pool {
                 }
             }
         };
-        timeout(max_wait, all_up).await.is_ok()
+        within(max_wait, all_up).await.is_ok()
     }
 }
 

@@ -5,8 +5,8 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 use bytes::{Buf as _, Bytes};
 use http::uri::PathAndQuery;
 use prost::Message;
+use sluicegate_common::within;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
-use tokio::time::timeout;
 use tonic::{
     Request, Status, Streaming,
     client::Grpc,
@@ -171,7 +171,7 @@ impl<T> Pages<T> {
 }
 
 async fn within_timeout<T>(call: impl Future<Output = Result<T, FollowError>>) -> Result<T, FollowError> {
-    timeout(CALL_TIMEOUT, call).await.unwrap_or(Err(FollowError::Timeout(CALL_TIMEOUT)))
+    within(CALL_TIMEOUT, call).await.unwrap_or(Err(FollowError::Timeout(CALL_TIMEOUT)))
 }
 
 #[cfg(test)]

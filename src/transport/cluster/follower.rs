@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
+use sluicegate_common::within;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tokio::{
     sync::{Mutex, watch},
@@ -339,7 +340,6 @@ impl Follower {
     async fn connect(&self) -> Result<Channel, FollowError> {
         let scheme = if self.context.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address))?
-            .connect_timeout(CONNECT_TIMEOUT)
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
             .tcp_nodelay(true);
@@ -358,7 +358,7 @@ impl Follower {
                 .domain_name(name.unwrap_or_else(|| self.address.ip().to_string()));
             endpoint = endpoint.tls_config(tls)?;
         }
-        let channel = timeout(CONNECT_TIMEOUT, endpoint.connect()).await;
+        let channel = within(CONNECT_TIMEOUT, endpoint.connect()).await;
         Ok(channel.map_err(|_| FollowError::Timeout(CONNECT_TIMEOUT))??)
     }
 }

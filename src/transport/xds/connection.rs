@@ -6,8 +6,9 @@ use std::{
     time::Duration,
 };
 
+use sluicegate_common::within;
 use sluicegate_proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::{
@@ -56,7 +57,7 @@ impl Client {
     /// Opens one connection and receives updates until it ends.
     async fn subscribe(&self, known: &mut stream::KnownResources) -> Disconnect {
         let limit = self.settings.connect_timeout;
-        let channel = match timeout(limit, async { Ok(self.endpoint()?.connect().await?) }).await {
+        let channel = match within(limit, async { Ok(self.endpoint()?.connect().await?) }).await {
             Ok(Ok(channel)) => channel,
             Ok(Err(disconnect)) => return disconnect,
             Err(_) => return Disconnect::Timeout(limit),
@@ -77,7 +78,6 @@ impl Client {
     /// Returns the endpoint. Reads the certificates, which is therefore done for each connection.
     fn endpoint(&self) -> Result<Endpoint, Disconnect> {
         let endpoint = Channel::builder(self.server.clone())
-            .connect_timeout(self.settings.connect_timeout)
             .tcp_keepalive(Some(TCP_KEEPALIVE))
             .http2_keep_alive_interval(PING_INTERVAL)
             .keep_alive_timeout(PING_TIMEOUT)

@@ -6,7 +6,8 @@
 use std::time::Duration;
 
 use redis::{AsyncConnectionConfig, RedisError, RedisResult, Value};
-use tokio::{task::JoinSet, time::timeout};
+use sluicegate_common::within;
+use tokio::task::JoinSet;
 
 use super::{
     Placement, Server, View,
@@ -84,7 +85,7 @@ impl Source {
             let (server, query) = ((*server).clone(), self.topology_query());
             queries.spawn(async move {
                 let answer =
-                    timeout(connect_timeout, query.send(&server)).await.unwrap_or_else(|_| Err(timeout_error()));
+                    within(connect_timeout, query.send(&server)).await.unwrap_or_else(|_| Err(timeout_error()));
                 match answer {
                     Ok(report) => Ok(report),
                     Err(error) => Err(QueryError::new(&server, &error, connect_timeout).await),

@@ -1,0 +1,122 @@
+//! [`Pauses`]: how long the process did not run, because of a CPU quota, `SIGSTOP`, or a busy or suspended machine.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use opentelemetry::metrics::Meter;
+use rustix::time::{ClockId, clock_gettime};
+
+use super::LogThrottle;
+
+/// Interval at which a thread looks at the clock.
+const INTERVAL: Duration = Duration::from_millis(25);
+/// Shortest pause that is counted.
+const MIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// The pauses of the process.
+#[derive(Clone, Default)]
+pub struct Pauses(Arc<Counts>);
+
+#[derive(Default)]
+struct Counts {
+    pauses: AtomicU64,
+    micros: AtomicU64,
+    log: LogThrottle,
+}
+
+impl Pauses {
+    /// Measures at an interval how late the runtime of this thread wakes a task. Never returns.
+    pub async fn run(self) {
+        let threads = thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
+        loop {
+            let start = Instant::now();
+            let used_before = process_cpu_time();
+            tokio::time::sleep(INTERVAL).await;
+            let used = process_cpu_time().saturating_sub(used_before);
+            if let Some(pause) = pause(start.elapsed(), used, threads) {
+                self.record(pause);
+            }
+        }
+    }
+
+    fn record(&self, pause: Duration) {
+        self.0.pauses.fetch_add(1, Relaxed);
+        self.0.micros.fetch_add(u64::try_from(pause.as_micros()).unwrap_or(u64::MAX), Relaxed);
+        if self.0.log.should_log() {
+            tracing::warn!(
+                paused_ms = pause.as_millis(),
+                "the process was paused, for example by a CPU quota: all calls waited; answers that arrived meanwhile are \
+                 not late"
+            );
+        }
+    }
+
+    /// Registers the metrics with `meter`.
+    pub fn observe(&self, meter: &Meter) {
+        let counts = Arc::clone(&self.0);
+        meter
+            .u64_observable_counter("sluicegate_process_pauses_total")
+            .with_description("Number of times the process did not run for 20 ms or longer")
+            .with_callback(move |observer| observer.observe(counts.pauses.load(Relaxed), &[]))
+            .build();
+        let counts = Arc::clone(&self.0);
+        meter
+            .f64_observable_counter("sluicegate_process_paused_seconds_total")
+            .with_description("Seconds for which the process did not run, in pauses of 20 ms or longer")
+            .with_callback(move |observer| observer.observe(counts.micros.load(Relaxed) as f64 / 1e6, &[]))
+            .build();
+    }
+}
+
+/// Returns the length of a pause, if `elapsed` instead of [`INTERVAL`] passed because of one.
+///
+/// In a pause, no thread uses the CPU. If the process used it all the time, only the measuring thread did not get its turn.
+fn pause(elapsed: Duration, used: Duration, threads: u32) -> Option<Duration> {
+    let late = elapsed.saturating_sub(INTERVAL);
+    let used_before_pause = INTERVAL * threads;
+    let was_paused = late >= MIN_PAUSE && used <= used_before_pause + late / 2;
+    was_paused.then_some(late)
+}
+
+/// Returns the CPU time that all threads of the process have used.
+fn process_cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_process_without_cpu_time_was_paused() {
+        let millis = Duration::from_millis;
+        for (elapsed, used, threads, expected) in [
+            (25, 0, 1, None),
+            (44, 0, 1, None),
+            (45, 0, 1, Some(20)),
+            (145, 0, 2, Some(120)),
+            (145, 50, 2, Some(120)),
+            (145, 110, 2, Some(120)),
+            (145, 111, 2, None),
+            (145, 290, 2, None),
+        ] {
+            let pause = pause(millis(elapsed), millis(used), threads);
+            assert_eq!(pause, expected.map(millis), "{elapsed} ms, of which {used} used");
+        }
+    }
+
+    #[test]
+    fn pauses_are_added_up() {
+        let pauses = Pauses::default();
+        pauses.record(Duration::from_millis(20));
+        pauses.record(Duration::from_millis(100));
+        assert_eq!((pauses.0.pauses.load(Relaxed), pauses.0.micros.load(Relaxed)), (2, 120_000));
+    }
+}
