@@ -184,7 +184,9 @@ impl Servers {
             needs_rules,
         };
         let watchdog = stalls.add("http");
-        let watch = async move { drop(tokio::join!(watchdog.run(), pauses.run())) };
+        let watch = async move {
+            tokio::join!(watchdog.run(), pauses.run());
+        };
         let http = tokio::spawn(http.run(handlers, console, stopping.clone(), watch));
         let grpc = tokio::spawn(grpc.run(stopping));
         Ok(RunningServers { http, grpc, store, health, leaving, stop })

@@ -187,7 +187,7 @@ async fn a_connection_above_the_maximum_replaces_one_without_calls() {
     let mut idle = connect_from(server.grpc, [127, 0, 0, 3]).await;
     wait_for("both connections to be open", || (server.metric("sluicegate_grpc_connections") == 2.0).then_some(()));
     let _third = connect_from(server.grpc, [127, 0, 0, 4]).await;
-    let closed = tokio::io::AsyncReadExt::read(&mut idle, &mut [0; 16]).await;
+    let closed = idle.read(&mut [0; 16]).await;
     assert_eq!(closed.unwrap_or(0), 0, "the idle connection is closed");
     redis.thaw();
     assert_eq!(call.await.unwrap().unwrap().status(), 200, "a call in progress is answered");

@@ -247,7 +247,7 @@ fn is_tls_error(error: &RedisError) -> bool {
     let source = error.source().and_then(|source| source.downcast_ref::<Arc<dyn Error + Send + Sync>>());
     let network_error = source.and_then(|source| source.downcast_ref::<io::Error>());
     let inner = network_error.and_then(io::Error::get_ref);
-    inner.is_some_and(|inner| inner.is::<rustls::Error>())
+    inner.is_some_and(<dyn Error + Send + Sync>::is::<rustls::Error>)
 }
 
 #[cfg(test)]

@@ -291,7 +291,6 @@ impl Node {
     }
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        let settings = &self.shared.settings;
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)

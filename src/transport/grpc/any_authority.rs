@@ -450,10 +450,7 @@ mod tests {
         let mut all = Vec::new();
         while all.len() < calls {
             let (request, _) = connection.accept().await.unwrap().unwrap();
-            assert_eq!(
-                (request.uri().path(), &request.headers()["content-type"].as_bytes()[..]),
-                ("/a%2Fb", &b"x/y%"[..])
-            );
+            assert_eq!((request.uri().path(), request.headers()["content-type"].as_bytes()), ("/a%2Fb", &b"x/y%"[..]));
             all.push(request.uri().authority().unwrap().to_string());
         }
         all
