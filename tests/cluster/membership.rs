@@ -7,6 +7,8 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
+    thread,
+    time::Duration,
 };
 
 use sluicegate_proto::sluicegate::cluster::v1::{PullRequest, cluster_service_client::ClusterServiceClient};
@@ -324,4 +326,22 @@ async fn an_unavailable_peer_is_logged_once() {
     attempts.join().unwrap();
     let log = member.server.log();
     assert_eq!(log.matches("peer unavailable").count(), 1, "{log}");
+}
+
+/// A member that was stopped has the answers of the others in its sockets.
+#[tokio::test]
+async fn a_member_that_was_paused_does_not_blame_the_others() {
+    let members = Members::start(3, RULES).await;
+    members.all[1].take("window", 5).await;
+    let paused = &members.all[0];
+    paused.wait_for_remaining("window", LIMIT - 5).await;
+    paused.server.signal("STOP");
+    // Longer than a call may take.
+    thread::sleep(Duration::from_secs(6));
+    paused.server.signal("CONT");
+    members.all[1].take("window", 5).await;
+    paused.wait_for_remaining("window", LIMIT - 10).await;
+    let log = paused.server.log();
+    assert!(!log.contains("peer unavailable"), "{log}");
+    assert!(paused.server.metric("sluicegate_process_paused_seconds_total") > 5.0);
 }

@@ -1,6 +1,11 @@
 //! [`Client`]: calls the admin API of one or more instances.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -11,6 +16,8 @@ use tonic::{
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
+
+use crate::files;
 
 /// Timeout of connections and calls.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -69,11 +76,16 @@ pub(super) type PerInstance<T> = Vec<(String, anyhow::Result<T>)>;
 
 impl Client {
     pub(super) async fn new(connection: &Connection) -> anyhow::Result<Self> {
-        let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &PathBuf| {
+            read(path).with_context(|| format!("cannot read {}", path.display()))
+        };
         let token = match &connection.token_file {
-            Some(path) => {
-                Some(String::from_utf8(read(path)?).context("the token file is not valid UTF-8")?.trim().to_owned())
-            }
+            Some(path) => Some(
+                String::from_utf8(read(|path| fs::read(path), path)?)
+                    .context("the token file is not valid UTF-8")?
+                    .trim()
+                    .to_owned(),
+            ),
             None => connection.token.clone(),
         };
         let token = token
@@ -87,11 +99,14 @@ impl Client {
             if addr.starts_with("https:") {
                 let mut tls = ClientTlsConfig::new();
                 tls = match &connection.ca {
-                    Some(ca) => tls.ca_certificate(Certificate::from_pem(read(ca)?)),
+                    Some(ca) => tls.ca_certificate(Certificate::from_pem(read(files::read_authorities, ca)?)),
                     None => tls.with_native_roots(),
                 };
                 if let (Some(cert), Some(key)) = (&connection.cert, &connection.key) {
-                    tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+                    tls = tls.identity(Identity::from_pem(
+                        read(files::read_certificates, cert)?,
+                        read(files::read_key, key)?,
+                    ));
                 }
                 endpoint = endpoint.tls_config(tls).context("cannot set up TLS")?;
             } else if connection.ca.is_some() || connection.cert.is_some() {

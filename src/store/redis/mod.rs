@@ -65,16 +65,6 @@ pub enum SetupError {
         /// Reason for the rejection.
         source: ::redis::RedisError,
     },
-    /// A file without the certificate or key that it should contain.
-    #[error("the Redis setting tls.{setting} names {path}, which contains no {content} in PEM")]
-    NoPem {
-        /// Name of the setting, without its section.
-        setting: &'static str,
-        /// Path of the file.
-        path: String,
-        /// The missing content.
-        content: &'static str,
-    },
     /// A certificate or key that cannot be read.
     #[error("cannot read the TLS certificate or key {path}")]
     Certificate {

@@ -1,6 +1,12 @@
 //! [`Follower`]: pulls the increments of the instance at one address and applies them.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use sluicegate_common::within;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
@@ -343,17 +349,18 @@ impl Follower {
             .initial_stream_window_size(WINDOW_BYTES)
             .initial_connection_window_size(WINDOW_BYTES)
             .tcp_nodelay(true);
-        if let Some(files) = &self.context.tls {
-            let read = |path: &Option<PathBuf>| {
+        if let Some(settings) = &self.context.tls {
+            let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &Option<PathBuf>| {
                 let path = path.clone().unwrap_or_default();
-                files::read(&path, files::MAX_BYTES).map_err(|source| FollowError::File { path, source })
+                read(&path).map_err(|source| FollowError::File { path, source })
             };
-            let identity = Identity::from_pem(read(&files.cert_file)?, read(&files.key_file)?);
+            let certificates = read(files::read_certificates, &settings.cert_file)?;
+            let identity = Identity::from_pem(certificates, read(files::read_key, &settings.key_file)?);
             // An instance that DNS does not contain yet is expected to have the name of the others.
             let host = || self.context.members.host(self.address).or_else(|| self.context.default_host.clone());
-            let name = files.server_name.clone().or_else(host);
+            let name = settings.server_name.clone().or_else(host);
             let tls = ClientTlsConfig::new()
-                .ca_certificate(Certificate::from_pem(read(&files.ca_file)?))
+                .ca_certificate(Certificate::from_pem(read(files::read_authorities, &settings.ca_file)?))
                 .identity(identity)
                 .domain_name(name.unwrap_or_else(|| self.address.ip().to_string()));
             endpoint = endpoint.tls_config(tls)?;

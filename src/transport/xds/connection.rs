@@ -1,7 +1,8 @@
 //! Connects a [`Client`] to the control plane, and reconnects when a connection ends.
 
 use std::{
-    path::PathBuf,
+    io,
+    path::{Path, PathBuf},
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -85,16 +86,18 @@ impl Client {
         if self.server.scheme_str() != Some("https") {
             return Ok(endpoint);
         }
-        let read = |path: &PathBuf| {
-            files::read(path, files::MAX_BYTES).map_err(|source| Disconnect::File { path: path.clone(), source })
+        let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &PathBuf| {
+            read(path).map_err(|source| Disconnect::File { path: path.clone(), source })
         };
         let files = &self.settings.tls;
         let mut tls = match &files.ca_file {
-            Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
+            Some(path) => {
+                ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(files::read_authorities, path)?))
+            }
             None => ClientTlsConfig::new().with_native_roots(),
         };
         if let (Some(cert), Some(key)) = (&files.cert_file, &files.key_file) {
-            tls = tls.identity(Identity::from_pem(read(cert)?, read(key)?));
+            tls = tls.identity(Identity::from_pem(read(files::read_certificates, cert)?, read(files::read_key, key)?));
         }
         if let Some(name) = &files.server_name {
             tls = tls.domain_name(name.clone());

@@ -6,13 +6,6 @@ use redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
     RedisError, TlsCertificates,
 };
-use rustls::{
-    RootCertStore,
-    pki_types::{
-        CertificateDer, PrivateKeyDer,
-        pem::{self, PemObject},
-    },
-};
 
 use super::{
     super::{Settings, SetupError, settings::TlsSettings},
@@ -215,60 +208,21 @@ fn certificates(tls: &TlsSettings) -> Result<Option<TlsCertificates>, SetupError
     if tls.ca_file.is_none() && tls.cert_file.is_none() {
         return Ok(None);
     }
+    let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &Path| {
+        read(path).map_err(|source| SetupError::Certificate { path: path.display().to_string(), source })
+    };
     let client_tls = match (&tls.cert_file, &tls.key_file) {
-        (Some(cert), Some(key)) => {
-            Some(ClientTlsConfig { client_cert: read_certificates("cert_file", cert)?, client_key: read_key(key)? })
-        }
+        (Some(cert), Some(key)) => Some(ClientTlsConfig {
+            client_cert: read(files::read_certificates, cert)?,
+            client_key: read(files::read_key, key)?,
+        }),
         _ => None,
     };
     let root_cert = match &tls.ca_file {
-        Some(ca) => Some(read_authorities(ca)?),
+        Some(ca) => Some(read(files::read_authorities, ca)?),
         None => None,
     };
     Ok(Some(TlsCertificates { client_tls, root_cert }))
-}
-
-/// Reads a file with at least one certificate. The Redis client would accept one without, and then trust no server. Its
-/// errors for invalid certificates do not name the file.
-fn read_certificates(setting: &'static str, path: &Path) -> Result<Vec<u8>, SetupError> {
-    let pem = read_pem(path)?;
-    let mut is_empty = true;
-    for certificate in CertificateDer::pem_slice_iter(&pem) {
-        certificate.map_err(|error| invalid_pem(path, error))?;
-        is_empty = false;
-    }
-    if is_empty {
-        return Err(SetupError::NoPem { setting, path: path.display().to_string(), content: "certificate" });
-    }
-    Ok(pem)
-}
-
-fn read_authorities(path: &Path) -> Result<Vec<u8>, SetupError> {
-    let pem = read_certificates("ca_file", path)?;
-    let mut roots = RootCertStore::empty();
-    for certificate in CertificateDer::pem_slice_iter(&pem).flatten() {
-        roots.add(certificate).map_err(|error| invalid_pem(path, error))?;
-    }
-    Ok(pem)
-}
-
-fn read_key(path: &Path) -> Result<Vec<u8>, SetupError> {
-    let pem = read_pem(path)?;
-    if matches!(PrivateKeyDer::from_pem_slice(&pem), Err(pem::Error::NoItemsFound)) {
-        let (setting, path) = ("key_file", path.display().to_string());
-        return Err(SetupError::NoPem { setting, path, content: "private key" });
-    }
-    Ok(pem)
-}
-
-fn invalid_pem(path: &Path, error: impl std::error::Error + Send + Sync + 'static) -> SetupError {
-    let source = io::Error::new(io::ErrorKind::InvalidData, error);
-    SetupError::Certificate { path: path.display().to_string(), source }
-}
-
-fn read_pem(path: &Path) -> Result<Vec<u8>, SetupError> {
-    files::read(path, files::MAX_BYTES)
-        .map_err(|source| SetupError::Certificate { path: path.display().to_string(), source })
 }
 
 #[cfg(test)]
