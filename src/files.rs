@@ -3,7 +3,7 @@
 //! A pipe in place of a file that the service follows would otherwise stop a thread until another process writes to it.
 
 use std::{
-    fs::{Metadata, OpenOptions},
+    fs::{self, Metadata, OpenOptions},
     io::{self, Read},
     os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
@@ -34,6 +34,12 @@ pub(crate) struct FileVersion {
 }
 
 impl FileVersion {
+    /// Returns the version of the file at `path`, or `None` if there is none. To be called before the file is read, so that
+    /// a change in between is noticed.
+    pub(crate) fn of(path: &Path) -> Option<Self> {
+        fs::metadata(path).ok().as_ref().map(Self::new)
+    }
+
     pub(crate) fn new(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),
@@ -123,7 +129,7 @@ pub(crate) fn read_key(path: &Path) -> io::Result<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, process::Command};
+    use std::process::Command;
 
     use super::*;
 
@@ -168,7 +174,7 @@ mod tests {
             let file = fs::File::options().write(true).open(path).unwrap();
             file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
         };
-        let version = || FileVersion::new(&fs::metadata(&path).unwrap());
+        let version = || FileVersion::of(&path).unwrap();
         write(&path, "1");
         let first = version();
         assert_eq!(version(), first);

@@ -2,7 +2,7 @@
 //! invalid, the previous certificates stay in use.
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -52,6 +52,8 @@ pub enum TlsError {
 /// TLS configuration of a listener, replaced when its files change.
 pub(super) struct Tls {
     settings: TlsSettings,
+    /// Versions of the files that were read at the start.
+    first_versions: Vec<Option<FileVersion>>,
     protocols: &'static [&'static [u8]],
     config: ArcSwap<ServerConfig>,
     /// Name that the certificates of all clients must have.
@@ -74,8 +76,9 @@ impl Tls {
         if client_name.is_some() && settings.client_ca_file.is_none() {
             return Err(TlsError::Name);
         }
+        let first_versions = versions(settings);
         let config = ArcSwap::new(load(settings, protocols)?);
-        Ok(Some(Arc::new(Self { settings: settings.clone(), protocols, config, client_name })))
+        Ok(Some(Arc::new(Self { settings: settings.clone(), first_versions, protocols, config, client_name })))
     }
 
     /// Performs the TLS handshake, and verifies that the client's certificate has the name `client_name`.
@@ -93,10 +96,10 @@ impl Tls {
 
     /// Polls the files and reloads them when they change. Never returns.
     pub(super) async fn follow(self: Arc<Self>) {
-        let mut debounce = Debounce::new(fingerprint(&self.settings));
+        let mut debounce = Debounce::new(self.first_versions.clone());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            if !debounce.poll(fingerprint(&self.settings)) {
+            if !debounce.poll(versions(&self.settings)) {
                 continue;
             }
             let path = self.settings.cert_file.as_deref().map(|file| tracing::field::display(file.display()));
@@ -114,13 +117,9 @@ impl Tls {
     }
 }
 
-fn fingerprint(settings: &TlsSettings) -> Vec<Option<FileVersion>> {
-    let describe = |path: &PathBuf| {
-        let metadata = fs::metadata(path).ok()?;
-        Some(FileVersion::new(&metadata))
-    };
+fn versions(settings: &TlsSettings) -> Vec<Option<FileVersion>> {
     let files = [&settings.cert_file, &settings.key_file, &settings.client_ca_file];
-    files.into_iter().flatten().map(describe).collect()
+    files.into_iter().flatten().map(|path| FileVersion::of(path)).collect()
 }
 
 fn load(settings: &TlsSettings, protocols: &[&[u8]]) -> Result<Arc<ServerConfig>, TlsError> {
@@ -166,6 +165,8 @@ fn file_error(path: &Path, error: &impl ToString) -> TlsError {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use rcgen::{CertificateParams, KeyPair};
 
     use super::*;

@@ -204,6 +204,8 @@ struct SyncState {
     override_bytes: usize,
     /// Bytes of the changes in `recent`.
     recent_bytes: usize,
+    /// Version of the switch file that was read at the start.
+    first_switch_file: Option<FileVersion>,
 }
 
 impl OverrideSync {
@@ -244,6 +246,7 @@ impl OverrideSync {
         let started = Instant::now();
         let mut state = self.state.lock().await;
         if let Some(path) = &self.settings.switch_file {
+            state.first_switch_file = FileVersion::of(path);
             self.read_switches(path, &mut state);
         }
         if let OverrideStore::Journal(journal) = &self.store {
@@ -265,16 +268,13 @@ impl OverrideSync {
 
     /// Polls the store and the switch file, and removes expired overrides. Never returns.
     pub async fn follow(self: Arc<Self>) {
-        let fingerprint = || {
-            let metadata = std::fs::metadata(self.settings.switch_file.as_ref()?).ok()?;
-            Some(FileVersion::new(&metadata))
-        };
-        let mut debounce = Debounce::new(fingerprint());
+        let version = || FileVersion::of(self.settings.switch_file.as_ref()?);
+        let mut debounce = Debounce::new(self.state.lock().await.first_switch_file.take());
         let mut tick = interval(POLL_INTERVAL);
         loop {
             tick.tick().await;
             let mut state = self.state.lock().await;
-            if let Some(path) = self.settings.switch_file.as_ref().filter(|_| debounce.poll(fingerprint())) {
+            if let Some(path) = self.settings.switch_file.as_ref().filter(|_| debounce.poll(version())) {
                 self.read_switches(path, &mut state);
                 self.publish(&state);
             }

@@ -2,7 +2,6 @@
 //! certificates.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -88,6 +87,8 @@ pub(super) struct Token {
 /// The known callers.
 pub(super) struct Authenticator {
     file: Option<PathBuf>,
+    /// Version of the token file that was read at the start.
+    first_version: Option<FileVersion>,
     tokens: ArcSwap<Vec<Token>>,
     /// Callers by the names in their certificates.
     certified: Vec<(ServerName<'static>, Caller)>,
@@ -95,6 +96,7 @@ pub(super) struct Authenticator {
 
 impl Authenticator {
     pub(super) fn new(settings: &Settings) -> Result<Arc<Self>, AdminServerError> {
+        let first_version = settings.token_file.as_deref().and_then(FileVersion::of);
         let tokens = settings.token_file.as_deref().map(read).transpose()?.unwrap_or_default();
         let with_role =
             |names: &[String], role| -> Vec<(String, Role)> { names.iter().map(|name| (name.clone(), role)).collect() };
@@ -105,7 +107,7 @@ impl Authenticator {
             Ok((server_name, Caller { name, role }))
         });
         let (file, certified) = (settings.token_file.clone(), certified.collect::<Result<_, AdminServerError>>()?);
-        Ok(Arc::new(Self { file, tokens: ArcSwap::from_pointee(tokens), certified }))
+        Ok(Arc::new(Self { file, first_version, tokens: ArcSwap::from_pointee(tokens), certified }))
     }
 
     /// Polls the token file and reloads it when it changes. Returns only if there is no token file.
@@ -113,14 +115,10 @@ impl Authenticator {
         let Some(file) = &self.file else {
             return;
         };
-        let fingerprint = || {
-            let metadata = fs::metadata(file).ok()?;
-            Some(FileVersion::new(&metadata))
-        };
-        let mut debounce = Debounce::new(fingerprint());
+        let mut debounce = Debounce::new(self.first_version.clone());
         loop {
             tokio::time::sleep(POLL_INTERVAL).await;
-            if !debounce.poll(fingerprint()) {
+            if !debounce.poll(FileVersion::of(file)) {
                 continue;
             }
             match read(file) {
@@ -192,6 +190,8 @@ pub(super) fn parse(text: &str) -> Result<Vec<Token>, String> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn authenticator(text: &str) -> Result<Arc<Authenticator>, AdminServerError> {
