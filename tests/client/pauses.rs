@@ -17,7 +17,10 @@ use crate::{
 /// Address of the service, for the process of the paused client.
 const ADDRESS: &str = "PAUSED_CLIENT_ADDRESS";
 const CALLERS: usize = 8;
-const TIME: Duration = Duration::from_secs(4);
+const TIME: Duration = Duration::from_secs(8);
+/// One that the service does not exceed on a busy machine.
+const TIMEOUT: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(400);
 
 #[test]
 fn a_pause_of_the_client_is_no_failure_of_the_service() {
@@ -30,18 +33,15 @@ fn a_pause_of_the_client_is_no_failure_of_the_service() {
         .unwrap();
     let calls = "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}";
     wait_for("the client to check", || (server.metric(calls) > CALLERS as f64).then_some(()));
-    let mut pauses = 0;
-    while client.try_wait().unwrap().is_none() && pauses < 15 {
+    for _ in 0..5 {
         signal(client.id(), "STOP");
-        thread::sleep(Duration::from_millis(100));
+        thread::sleep(PAUSE);
         signal(client.id(), "CONT");
-        thread::sleep(Duration::from_millis(100));
-        pauses += 1;
+        thread::sleep(PAUSE);
     }
     let output = client.wait_with_output().unwrap();
     let output = String::from_utf8(output.stdout).unwrap();
-    assert!(output.contains("0 checks without a verdict of the service"), "after {pauses} pauses: {output}");
-    assert!(pauses >= 10, "{pauses} pauses");
+    assert!(output.contains("\n0 checks without a verdict of the service"), "{output}");
 }
 
 /// Checks from several tasks, and prints the number of checks that the service did not decide. It runs as a process that
@@ -52,7 +52,7 @@ async fn check_all_the_time() {
     let Ok(address) = std::env::var(ADDRESS) else {
         return;
     };
-    let client = Client::builder(address).domain("d").timeout(Duration::from_millis(20)).connect_lazy().unwrap();
+    let client = Client::builder(address).domain("d").timeout(TIMEOUT).connect_lazy().unwrap();
     while client.check([descriptor! { "many" => "x" }]).await.failure().is_some() {
         // The first check waits for the connection.
     }

@@ -16,13 +16,14 @@ descriptors:
 ";
 const CALLERS: usize = 24;
 /// Lengths of the pauses, in milliseconds.
-const PAUSES: [u64; 2] = [60, 120];
+const PAUSES: [u64; 2] = [250, 400];
 const TIMEOUTS: &str = "sluicegate_store_errors_total{kind=\"timeout\"}";
 const UNAVAILABLE: &str = "sluicegate_store_errors_total{kind=\"unavailable\"}";
 
-fn start(url: &str, timeout: &str) -> Server {
+/// The timeout is one that Redis does not exceed on a busy machine.
+fn start(url: &str) -> Server {
     let folder = rules(&[("d.yaml", RULES)]);
-    Server::builder().rules(folder.path()).store(url).set("redis.timeout", timeout).start()
+    Server::builder().rules(folder.path()).store(url).set("redis.timeout", "200ms").start()
 }
 
 /// Pauses a process several times, and lets it run as long as it was paused.
@@ -63,13 +64,13 @@ fn call_during(server: &Server, during: impl FnOnce()) -> (usize, Vec<String>) {
     (calls.into_inner(), errors)
 }
 
-/// Calls while a service with this Redis is paused. None fails.
-fn assert_is_not_blamed(url: &str, timeout: &str) -> Server {
-    let server = start(url, timeout);
+/// Calls while a service with this Redis is paused for longer than the timeout. None fails.
+fn assert_is_not_blamed(url: &str) -> Server {
+    let server = start(url);
     wait_for("Redis to be connected", || server.get("/readyz").contains("redis, up").then_some(()));
-    let (calls, errors) = call_during(&server, || pause_repeatedly(&server, 20));
+    let (calls, errors) = call_during(&server, || pause_repeatedly(&server, 8));
     assert!(errors.is_empty(), "{} of {calls} calls failed: {}", errors.len(), errors[0]);
-    assert!(calls > CALLERS * 20, "{calls} calls");
+    assert!(calls > CALLERS * 8, "{calls} calls");
     assert_eq!((server.metric(TIMEOUTS), server.metric(UNAVAILABLE)), (0.0, 0.0));
     let log = server.log();
     assert!(!log.contains("is unavailable"), "{log}");
@@ -79,11 +80,11 @@ fn assert_is_not_blamed(url: &str, timeout: &str) -> Server {
 #[test]
 fn a_pause_of_the_service_is_no_failure_of_redis() {
     let redis = RedisServer::start();
-    let server = assert_is_not_blamed(&redis.url(), "20ms");
+    let server = assert_is_not_blamed(&redis.url());
     let pauses = server.metric("sluicegate_process_pauses_total");
     let seconds = server.metric("sluicegate_process_paused_seconds_total");
-    // Twenty pauses of 1.8 s together, of which a part is not seen. A busy machine adds others.
-    assert!(pauses >= 15.0 && seconds >= 0.8, "{pauses} pauses of {seconds} s");
+    // Eight pauses of 2.6 s together, each measured up to 25 ms too short. A busy machine adds others.
+    assert!(pauses >= 8.0 && seconds >= 2.4, "{pauses} pauses of {seconds} s");
     let log = server.log();
     assert_eq!(log.matches("the process was paused").count(), 1, "{log}");
 }
@@ -92,15 +93,15 @@ fn a_pause_of_the_service_is_no_failure_of_redis() {
 fn a_pause_of_the_service_is_no_failure_of_a_slow_redis() {
     let redis = RedisServer::start();
     let proxy = Proxy::start(redis.port);
-    proxy.set(Fault::Delay(Duration::from_millis(20)));
-    assert_is_not_blamed(&proxy.url(), "80ms");
+    proxy.set(Fault::Delay(Duration::from_millis(40)));
+    assert_is_not_blamed(&proxy.url());
 }
 
 /// Each caller fails when Redis is stopped, and the outage is noticed, although the service is paused as well.
 #[test]
 fn a_stopped_redis_is_noticed_by_a_paused_service() {
     let redis = RedisServer::start();
-    let server = start(&redis.url(), "20ms");
+    let server = start(&redis.url());
     wait_for("Redis to be connected", || server.get("/readyz").contains("redis, up").then_some(()));
     redis.freeze();
     let started = Instant::now();
@@ -110,8 +111,8 @@ fn a_stopped_redis_is_noticed_by_a_paused_service() {
     });
     let time = started.elapsed();
     assert!(!errors.is_empty());
-    // Pauses of 0.36 s and as much time between them, and three timeouts in a row, which can last three times as long.
-    assert!(time < Duration::from_secs(10), "{time:?}");
+    // Pauses of 1.3 s and as much time between them, and three timeouts in a row, which can last three times as long.
+    assert!(time < Duration::from_secs(20), "{time:?}");
     redis.thaw();
     wait_for("Redis to be connected", || server.get("/readyz").contains("redis, up").then_some(()));
 }
