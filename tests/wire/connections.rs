@@ -73,7 +73,7 @@ async fn a_unix_socket_is_served() {
     assert!(!path.exists());
 }
 
-/// gRPC in Python, C++, Java and Ruby sends the escaped path, as a literal name or with the index of the name.
+/// gRPC in Python sends the escaped path.
 #[tokio::test]
 async fn the_escaped_path_of_a_unix_socket_is_an_authority() {
     let folder = tempfile::tempdir().unwrap();

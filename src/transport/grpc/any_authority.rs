@@ -1,9 +1,10 @@
-//! [`AnyAuthority`]: a stream of a Unix socket whose caller can send any `:authority`.
+//! [`AnyAuthority`]: a stream of a Unix socket whose caller can send a path as `:authority`.
 //!
-//! gRPC in Python, C++, Java and Ruby sends the escaped path of the socket, `%2Frun%2Fgrpc.sock`. The crate `h2` resets
-//! such a call before it is accepted, because the type `http::uri::Authority` has no percent signs, although the
-//! authority means nothing on a Unix socket. So its bytes are changed as they are read. Each character is replaced by one
-//! of the same length in HPACK (RFC 7541), so that neither the frames nor the sizes in the dynamic table change.
+//! gRPC in Python sends the escaped path of the socket, `run%2Fgrpc.sock`, and in Java the path itself. The crate `h2`
+//! resets such a call before it is accepted, because the type `http::uri::Authority` has neither percent signs nor
+//! slashes, although the authority means nothing on a Unix socket. So its bytes are changed as they are read. Each
+//! character is replaced by one of the same length in HPACK (RFC 7541), so that neither the frames nor the sizes in the
+//! dynamic table change.
 
 use std::{
     io::{self, IoSlice},
@@ -352,7 +353,8 @@ const CODE_ENDS: [(u32, u32); 10] = [
     (14, 0x3ffe),
     (15, 0x7fff),
 ];
-/// The codes that are replaced: their lengths, and the codes of `-` and `B` in their place.
+/// The codes that are replaced. Those of `@`, `[` and `]` can begin two bytes before their end, and are left as they are:
+/// only tools that are given such an authority encode it. Their lengths, and the codes of `-` and `B` in their place.
 const REPLACED_CODES: [(u32, u32, u32); 4] = [
     // A space, `%` and `/`.
     (6, 0x14, 0x16),
