@@ -98,7 +98,7 @@ pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
         let location = location_of(&span);
         match event {
             Event::Scalar(text, style, anchor, tag) => {
-                let tag = tag.map(|tag| tag.to_string());
+                let tag = tag.map(|tag| format!("{}{}", tag.handle, tag.suffix));
                 let tag = tag.as_deref().map(|tag| tag.strip_prefix("tag:yaml.org,2002:").unwrap_or(tag));
                 let plain = style == ScalarStyle::Plain || matches!(tag, Some("int" | "bool"));
                 let null = plain && tag != Some("str") && is_null(&text);

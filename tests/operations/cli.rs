@@ -60,7 +60,7 @@ fn check_reports_files_that_cannot_be_read_with_the_mistakes_of_the_others() {
     let folder = rules(&[("c.yaml", "domain: c\nfoo: 1\n")]);
     fs::write(folder.path().join("a.yaml"), b"domain: a\n# caf\xe9\n").unwrap();
     std::os::unix::fs::symlink("nowhere", folder.path().join("b.yaml")).unwrap();
-    fs::write(folder.path().join("d.yaml"), b"\xff\xfed\0:\0").unwrap();
+    fs::write(folder.path().join("d.yaml"), b"\xff\xfe{\0}\0").unwrap();
     fs::write(folder.path().join("e.yaml"), b"d\0:\0").unwrap();
     let expected = [
         ("a.yaml", Some((2, 6)), "the byte 0xe9 is not valid UTF-8; save the file as UTF-8"),

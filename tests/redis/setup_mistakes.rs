@@ -22,7 +22,8 @@ fn start(store: &str, settings: &[(&str, &str)]) -> Server {
 fn assert_names(server: &Server, kind: &str, problem: &str) {
     wait_for(&format!("{problem:?} in the log and {kind} in the metric"), || {
         let log = server.log();
-        let is_logged = log.lines().any(|line| line.contains(&format!("kind=\"{kind}\"")) && line.contains(problem));
+        let is_logged =
+            log.lines().any(|line| line.contains(&format!("\"kind\":\"{kind}\"")) && line.contains(problem));
         let series = format!("sluicegate_redis_failures_total{{kind=\"{kind}\"}}");
         (is_logged && server.metric(&series) > 0.0).then_some(())
     });

@@ -614,7 +614,7 @@ fn what_a_file_does_not_mean_has_one_warning() {
         ),
         (
             format!("{head}- {{key: a, rate_limit: {{unit: day, requests_per_unit: }}}}\n"),
-            "3:55: warning: requests_per_unit is empty and read as 0, which denies every request".into(),
+            "3:53: warning: requests_per_unit is empty and read as 0, which denies every request".into(),
         ),
         (
             format!("{head}- {{key: a, rate_limit: {{algorithm: concurrency, limit: ~}}}}\n"),

@@ -114,12 +114,12 @@ pub struct ChangeRequest {
 #[derive(Debug, thiserror::Error)]
 pub enum ChangeError {
     /// The target or the value is invalid.
-    #[error("{target}: {source}")]
+    #[error("{target}: {reason}")]
     Invalid {
         /// The target of the invalid request.
         target: Target,
-        /// The reason.
-        source: OverrideError,
+        /// What is invalid.
+        reason: OverrideError,
     },
     /// The author, the reason or a value has an invalid length.
     #[error(
@@ -329,8 +329,8 @@ impl OverrideSync {
                 let target = self.logged(target).into_owned();
                 ChangeError::Conflict { target, version: *version }.to_string()
             }
-            ChangeError::Invalid { target, source } => {
-                format!("{}: {}", hash.mask(target), crate::errors::chain(source))
+            ChangeError::Invalid { target, reason } => {
+                format!("{}: {}", hash.mask(target), crate::errors::chain(reason))
             }
             _ => crate::errors::chain(error),
         }

@@ -29,7 +29,7 @@ impl OverrideSync {
             return Err(ChangeError::Count);
         }
         for request in requests {
-            let invalid = |source| ChangeError::Invalid { target: request.target.clone(), source };
+            let invalid = |reason| ChangeError::Invalid { target: request.target.clone(), reason };
             match &request.value {
                 Some(value) => {
                     let entry = new_override(request, value, info, Micros::ZERO);
@@ -57,7 +57,7 @@ impl OverrideSync {
         for request in requests {
             if let Some(value) = &request.value {
                 let entry = new_override(request, value, info, now);
-                let invalid = |source| ChangeError::Invalid { target: request.target.clone(), source };
+                let invalid = |reason| ChangeError::Invalid { target: request.target.clone(), reason };
                 overrides.put(entry, self.options).map_err(invalid)?;
             }
         }
