@@ -119,7 +119,7 @@ pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
             Event::Nothing | Event::StreamStart | Event::StreamEnd | Event::DocumentStart(_) => {}
         }
     }
-    if let Some(location) = next_document(events) {
+    if let Some(location) = next_document(events)? {
         let message = "only the first document of a file is read; move this one to a file of its own";
         ignored.push((location, message.to_owned()));
     }
@@ -145,19 +145,32 @@ fn events(text: &str) -> impl Iterator<Item = Result<(Event<'_>, Span), YamlErro
     })
 }
 
-/// Returns the location of the next document that has content, or of an error before it.
-fn next_document<'t>(events: impl Iterator<Item = Result<(Event<'t>, Span), YamlError>>) -> Option<Location> {
+/// Returns the location of the next document that has content, or of a syntax error in it.
+///
+/// # Errors
+///
+/// Returns a syntax error before the next document, such as a tab in place of spaces: the rest of the first document would
+/// be lost.
+fn next_document<'t>(
+    events: impl Iterator<Item = Result<(Event<'t>, Span), YamlError>>,
+) -> Result<Option<Location>, YamlError> {
+    let mut is_next = false;
     for event in events {
+        let (event, span) = match event {
+            Ok(event) => event,
+            Err(error) if is_next => return Ok(Some(error.location)),
+            Err(error) => return Err(error),
+        };
         match event {
-            Ok((Event::Scalar(text, ScalarStyle::Plain, ..), _)) if is_null(&text) => {}
-            Ok((Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_), span)) => {
-                return Some(location_of(&span));
+            Event::DocumentStart(_) => is_next = true,
+            Event::Scalar(text, ScalarStyle::Plain, ..) if is_null(&text) => {}
+            Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_) => {
+                return Ok(Some(location_of(&span)));
             }
-            Ok(_) => {}
-            Err(error) => return Some(error.location),
+            _ => {}
         }
     }
-    None
+    Ok(None)
 }
 
 fn is_null(text: &str) -> bool {

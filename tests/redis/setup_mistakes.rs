@@ -59,7 +59,8 @@ fn a_wrong_password_is_named() {
 fn a_password_that_was_rotated_is_named() {
     let mut redis = RedisServer::with(&["--requirepass", "secret"]);
     let server = start(&format!("redis://:secret@127.0.0.1:{}", redis.port), &[]);
-    wait_for("a connection", || (server.metric("sluicegate_redis_up") > 0.0).then_some(()));
+    let is_up = format!("sluicegate_redis_up{{server=\"127.0.0.1:{}\"}}", redis.port);
+    wait_for("a connection", || (server.metric(&is_up) > 0.0).then_some(()));
     redis.restart_with(&["--requirepass", "other"]);
     assert_names(&server, "noauth", REJECTED);
     redis.restart_with(&["--requirepass", "secret"]);
@@ -78,12 +79,12 @@ fn tls_on_one_side_only_is_named() {
         assert_names(&server, "tls", "the port requires TLS: use rediss");
     }
     for scheme in ["rediss", "rediss+cluster"] {
-        let server = start(&format!("{scheme}://127.0.0.1:{}", plain.port), &[("tls.ca_file", &ca)]);
+        let server = start(&format!("{scheme}://127.0.0.1:{}", plain.port), &[("redis.tls.ca_file", &ca)]);
         assert_names(&server, "tls", "the port does not use TLS: use redis");
     }
     // The server's certificate is signed by somebody else.
     let other = path("other", &Authority::new("other").pem);
-    let server = start(&format!("rediss://127.0.0.1:{}", tls.port), &[("tls.ca_file", &other)]);
+    let server = start(&format!("rediss://127.0.0.1:{}", tls.port), &[("redis.tls.ca_file", &other)]);
     assert_names(&server, "tls", "TLS cannot be established");
 }
 

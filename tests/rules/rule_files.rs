@@ -487,13 +487,25 @@ const NUMBERS: &[(&str, Option<u32>)] = &[
     ("4294967296", None),
     ("0x100000000", None),
     ("99999999999999999999", None),
-    ("1.0", None),
-    ("1.5", None),
-    ("10.", None),
-    (".5", None),
-    ("1e3", None),
-    ("1E3", None),
-    ("5e0", None),
+    ("1.0", Some(1)),
+    ("1.5", Some(1)),
+    ("10.", Some(10)),
+    (".5", Some(0)),
+    ("1e3", Some(1_000)),
+    ("1E3", Some(1_000)),
+    ("5e0", Some(5)),
+    ("1_0.0", Some(10)),
+    ("+1e2", Some(100)),
+    ("1e+3", Some(1_000)),
+    ("1e-3", Some(0)),
+    ("07.0", Some(7)),
+    ("-0.0", Some(0)),
+    ("4294967295.0", Some(u32::MAX)),
+    ("4294967296.0", None),
+    ("5e9", None),
+    ("-1.0", None),
+    ("1e400", None),
+    ("1e", None),
     ("0x1.8p1", None),
     (".inf", None),
     (".nan", None),
@@ -546,8 +558,8 @@ fn numbers_have_the_values_of_envoyproxy_ratelimit() {
             };
             let (set, warnings) = accepted(&[&text], Options::default());
             assert_eq!(limit(&set, "d", &[("k", "x")]), Some(*expected), "{number}");
-            let is_empty = matches!(*number, "" | "~" | "null" | "Null" | "NULL");
-            assert_eq!(warnings.len(), usize::from(is_empty), "{number}: {warnings:?}");
+            let is_unusual = matches!(*number, "" | "~" | "null" | "Null" | "NULL" | "1.5" | ".5" | "1e-3");
+            assert_eq!(warnings.len(), usize::from(is_unusual), "{number}: {warnings:?}");
         }
     }
 }
@@ -593,6 +605,11 @@ fn tabs_between_tokens_are_read_and_tabs_in_texts_stay() {
         assert_eq!(limit(&set, "d", &[("k", value)]), Some(5), "{text:?}");
         assert!(warnings.is_empty(), "{text:?}: {warnings:?}");
     }
+    // The parser ends the document here. The rest would be lost.
+    assert_eq!(
+        rejected(&["\tdomain: d\ndescriptors:\n- {key: k, rate_limit: {unit: day, requests_per_unit: 5}}\n"]),
+        ["a.yaml:2:1: invalid YAML: did not find expected <document start>"]
+    );
     assert_eq!(
         rejected(&["domain:\td\nfoo:\tx\n"]),
         ["a.yaml:2:1: unknown key \"foo\"; keys allowed here: domain, charge, shard_by, plans, descriptors"]
@@ -609,6 +626,10 @@ fn what_a_file_does_not_mean_has_one_warning() {
         (format!("{head}{rule}---\n---\n[]\n---\nx\n"), format!("6:1: {documents}")),
         (format!("{head}{rule}...\n---\n{{\n"), format!("6:1: {documents}")),
         (
+            format!("{head}- {{key: a, rate_limit: {{unit: day, requests_per_unit: 1.5}}}}\n"),
+            "3:55: warning: requests_per_unit 1.5 is read as 1, without its fraction".into(),
+        ),
+        (
             format!("{head}- {{key: a, rate_limit: {{unit: day}}}}\n"),
             "3:24: warning: rate_limit has no requests_per_unit; the default of 0 denies every request".into(),
         ),
@@ -622,7 +643,7 @@ fn what_a_file_does_not_mean_has_one_warning() {
         ),
         (
             format!("{head}- {{key: a, value: !!binary aGk=}}\n"),
-            "3:30: warning: the tag \"binary\" of this value is ignored".into(),
+            "3:19: warning: the tag \"binary\" of this value is ignored".into(),
         ),
         (
             format!("{head}- {{key: 'x-*', rate_limit: {{unit: day, requests_per_unit: 1}}}}\n"),

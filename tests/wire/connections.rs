@@ -85,7 +85,10 @@ async fn the_escaped_path_of_a_unix_socket_is_an_authority() {
     let value = [&[u8::try_from(escaped.len()).unwrap()], escaped.as_bytes()].concat();
     for name in [&b"\x41"[..], b"\x01", b"\x40\x0a:authority"] {
         let mut stream = tokio::net::UnixStream::connect(&path).await.unwrap();
-        let headers = [call_headers(method), name.to_vec(), value.clone()].concat();
+        let mut headers = call_headers(method);
+        // Before the content type: pseudo-headers come first.
+        let content_type = headers.split_off(headers.len() - 19);
+        let headers = [&headers, name, &value, &content_type].concat();
         let call = [GREETING.to_vec(), frame(HEADERS, END_HEADERS, 1, &headers), frame(DATA, END_STREAM, 1, message)];
         stream.write_all(&call.concat()).await.unwrap();
         let mut kinds = Vec::new();

@@ -392,6 +392,16 @@ impl Reader<'_, '_> {
         }
     }
 
+    /// Reads a number such as `1e3` or `1.5`, without its fraction, as envoyproxy/ratelimit does.
+    fn truncated(&mut self, name: &str, text: &str, location: Location) -> Option<u32> {
+        let number = decimal_number(text)?;
+        let whole = number.trunc() as u32;
+        if number.fract() != 0.0 {
+            self.diagnostics.warning(location, format!("{name} {text} is read as {whole}, without its fraction"));
+        }
+        Some(whole)
+    }
+
     /// Reads a number. A missing value is 0, as in envoyproxy/ratelimit.
     fn number(&mut self, name: &str, node: &Yaml) -> Option<u32> {
         let parsed = match &node.kind {
@@ -402,7 +412,7 @@ impl Reader<'_, '_> {
                 Some(0)
             }
             Kind::Scalar { text, plain: true } => {
-                let parsed = whole_number(text);
+                let parsed = whole_number(text).or_else(|| self.truncated(name, text, node.location));
                 if let Some(number) =
                     parsed.filter(|number| octal_number(text).is_some_and(|octal| octal != Some(*number)))
                 {
@@ -451,7 +461,7 @@ impl Reader<'_, '_> {
     }
 }
 
-/// Parses a number in the forms that envoyproxy/ratelimit reads, except that a leading zero does not mean octal.
+/// Parses a whole number in the forms that envoyproxy/ratelimit reads, except that a leading zero does not mean octal.
 fn whole_number(text: &str) -> Option<u32> {
     let text = text.replace('_', "");
     let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
@@ -467,6 +477,17 @@ fn whole_number(text: &str) -> Option<u32> {
     }
     let number = u32::from_str_radix(digits, radix).ok()?;
     (number == 0 || !text.starts_with('-')).then_some(number)
+}
+
+/// Parses a decimal number such as `1e3` or `1.0`. Returns `None` if it is negative, or not below 2³².
+fn decimal_number(text: &str) -> Option<f64> {
+    let text = text.replace('_', "");
+    let is_decimal = |letter: u8| letter.is_ascii_digit() || matches!(letter, b'+' | b'-' | b'.' | b'e' | b'E');
+    if !text.bytes().all(is_decimal) {
+        return None;
+    }
+    let number: f64 = text.parse().ok()?;
+    (0.0..=f64::from(u32::MAX)).contains(&number.trunc()).then_some(number)
 }
 
 /// Returns the value of a number with a leading zero in octal, `Some(None)` if it is not octal, and `None` if there is no
