@@ -25,7 +25,7 @@ const PAUSE: Duration = Duration::from_millis(400);
 #[test]
 fn a_pause_of_the_client_is_no_failure_of_the_service() {
     let server = start();
-    let mut client = Command::new(std::env::current_exe().unwrap())
+    let client = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "client::pauses::check_all_the_time", "--ignored", "--nocapture"])
         .env(ADDRESS, format!("http://{}", server.grpc))
         .stdout(Stdio::piped())

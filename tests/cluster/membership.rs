@@ -321,7 +321,7 @@ async fn an_unavailable_peer_is_logged_once() {
     let group = Group::new(1, RULES);
     let builder = group.builder(0).set("cluster.peers", &closing.local_addr().unwrap().to_string());
     // An attempt needs one or two connections, and begins after the failure of the previous one was logged.
-    let attempts = std::thread::spawn(move || closing.incoming().take(8).for_each(drop));
+    let attempts = thread::spawn(move || closing.incoming().take(8).for_each(drop));
     let member = Member::start(builder).await;
     attempts.join().unwrap();
     let log = member.server.log();

@@ -343,7 +343,7 @@ mod tests {
     fn an_error_contains_each_cause_once() {
         for message in ["cannot connect", "cannot connect: refused"] {
             let mut status = Status::unavailable(message);
-            status.set_source(Arc::new(std::io::Error::other("refused")));
+            status.set_source(Arc::new(io::Error::other("refused")));
             let error = response_or_error::<()>("http://a", Err(status)).unwrap_err();
             assert_eq!(error.to_string(), "http://a: cannot connect: refused (Unavailable)");
         }
