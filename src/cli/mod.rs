@@ -246,7 +246,7 @@ fn environment() -> HashMap<String, String> {
 
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let mut contents = Source::directory(args.dir.clone()).read_contents()?;
-    // The service starts without rule files, but nobody checks a directory for having none.
+    // The service starts without rule files, but to check an empty directory is a mistake.
     for diagnostic in &mut contents.diagnostics {
         diagnostic.severity = Severity::Error;
     }

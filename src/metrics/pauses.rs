@@ -14,7 +14,7 @@ use rustix::time::{ClockId, clock_gettime};
 
 use super::LogThrottle;
 
-/// Interval at which a thread looks at the clock.
+/// Interval at which a thread reads the clock.
 const INTERVAL: Duration = Duration::from_millis(25);
 /// Shortest pause that is counted.
 const MIN_PAUSE: Duration = Duration::from_millis(20);

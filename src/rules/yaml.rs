@@ -149,8 +149,8 @@ fn events(text: &str) -> impl Iterator<Item = Result<(Event<'_>, Span), YamlErro
 ///
 /// # Errors
 ///
-/// Returns a syntax error before the next document, such as a tab in place of spaces: the rest of the first document would
-/// be lost.
+/// Returns a syntax error before the next document, such as a tab in place of spaces, because the rest of the first
+/// document would be ignored.
 fn next_document<'t>(
     events: impl Iterator<Item = Result<(Event<'t>, Span), YamlError>>,
 ) -> Result<Option<Location>, YamlError> {

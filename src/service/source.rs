@@ -109,7 +109,7 @@ impl Source {
     }
 }
 
-/// The files of a source that could be read, and what is wrong with the others.
+/// The files of a source that could be read, and the errors of the others.
 #[derive(Debug, Default)]
 pub struct Contents {
     /// The files, ordered by path.

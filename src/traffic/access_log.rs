@@ -252,7 +252,7 @@ fn time(value: &serde_json::Value) -> Option<Micros> {
 }
 
 /// Converts the time since 1970 in seconds, milliseconds, microseconds or nanoseconds. Each unit covers the years from
-/// 1973 to 5138, so the number of digits tells them apart.
+/// 1973 to 5138, so the number of digits shows the unit.
 fn time_of_number(number: f64) -> Option<Micros> {
     let micros_per_unit = match number {
         0.0..1e11 => 1e6,

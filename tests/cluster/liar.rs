@@ -164,7 +164,7 @@ fn wait_for_violation(member: &crate::support::Server, kind: &str) {
     wait_for(&format!("a violation of the kind {kind}"), || (violations(member, kind) > 0.0).then_some(()));
 }
 
-/// Waits for a violation after which the member is left alone. It is logged after it was counted.
+/// Waits for a violation that excludes the member. It is logged after it was counted.
 fn wait_for_exclusion(member: &crate::support::Server, kind: &str) {
     wait_for_violation(member, kind);
     wait_for("the violation to be logged", || member.log().contains("peer breaks the protocol").then_some(()));
@@ -350,7 +350,7 @@ async fn empty_pages_and_too_many_pages_of_overrides_are_violations() {
     }
 }
 
-/// Of a member, 1,000 changes are merged at once, and 50 in each further second.
+/// Of a member, 1,000 changes are merged immediately, and 50 in each further second.
 #[tokio::test]
 async fn many_changes_of_a_member_are_merged_slowly() {
     let invalid = OverridesChange { version: u64::MAX, ..OverridesChange::default() };
@@ -366,7 +366,7 @@ async fn many_changes_of_a_member_are_merged_slowly() {
     attacked.assert_exchange().await;
 }
 
-/// A member answers each pull at once, without hits.
+/// A member answers each pull immediately, without hits.
 #[tokio::test]
 async fn a_member_without_news_is_not_called_all_the_time() {
     let liar = Liar { waits: false, ..Liar::new() };

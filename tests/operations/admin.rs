@@ -235,7 +235,7 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
     }
     operator.ctl(&["plan", "assign", "shop", "tenant=acme", "gold", "--allow-unknown"]);
     operator.ctl(&["plan", "import", "shop", "tenant", plans, "--allow-unknown"]);
-    // An override can be removed, whatever its names.
+    // An override with any name can be removed.
     operator.ctl(&["limit", "set", "gone", "user=bob", "5/day", "--allow-unknown"]);
     operator.ctl(&["limit", "unset", "gone", "user=bob"]);
     assert_eq!(operator.ctl(&["export"]), "plan|shop|tenant=acme,pro,\nplan|shop|tenant=hooli,prro,\n");

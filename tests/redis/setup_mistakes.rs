@@ -82,7 +82,7 @@ fn tls_on_one_side_only_is_named() {
         let server = start(&format!("{scheme}://127.0.0.1:{}", plain.port), &[("redis.tls.ca_file", &ca)]);
         assert_names(&server, "tls", "the port does not use TLS: use redis");
     }
-    // The server's certificate is signed by somebody else.
+    // Another authority has signed the server's certificate.
     let other = path("other", &Authority::new("other").pem);
     let server = start(&format!("rediss://127.0.0.1:{}", tls.port), &[("redis.tls.ca_file", &other)]);
     assert_names(&server, "tls", "TLS cannot be established");

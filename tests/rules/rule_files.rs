@@ -605,7 +605,7 @@ fn tabs_between_tokens_are_read_and_tabs_in_texts_stay() {
         assert_eq!(limit(&set, "d", &[("k", value)]), Some(5), "{text:?}");
         assert!(warnings.is_empty(), "{text:?}: {warnings:?}");
     }
-    // The parser ends the document here. The rest would be lost.
+    // The parser ends the document here. The rest would be ignored.
     assert_eq!(
         rejected(&["\tdomain: d\ndescriptors:\n- {key: k, rate_limit: {unit: day, requests_per_unit: 5}}\n"]),
         ["a.yaml:2:1: invalid YAML: did not find expected <document start>"]

@@ -136,7 +136,7 @@ pub(super) struct SetOptions {
     pub(super) names: UnknownNames,
 }
 
-/// What happens to names that the rules do not have.
+/// Whether names are accepted that the rules do not have.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct UnknownNames {
     /// Accept domains, rules, plans and keys that the rules in force do not have

@@ -23,7 +23,7 @@ const MAX_PRINTED_WARNINGS: usize = 20;
 const RETRY_PAUSES: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
 
-/// Sets the override of each line. Lines whose end has passed are skipped.
+/// Sets the override of each line. Lines with an end in the past are skipped.
 pub(super) async fn import(
     import: &ImportArgs,
     reject_unknown_names: bool,

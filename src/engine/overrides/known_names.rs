@@ -63,7 +63,7 @@ struct DomainNames {
 }
 
 impl<'r> KnownNames<'r> {
-    /// Creates the names of these rules.
+    /// Creates the names of a set of rules.
     #[must_use]
     pub fn new(rules: &'r RuleSet) -> Self {
         Self { rules, domains: BTreeMap::new(), searches: 0 }

@@ -159,7 +159,7 @@ impl Series {
 }
 
 /// Replaces the characters that names in envoyproxy/ratelimit must not contain: `:`, `|` and the dots of IPv4
-/// addresses. Also replaces what would begin a line or a tag in statsd: control characters and `.__`.
+/// addresses. Also replaces the beginnings of lines and tags in statsd: control characters and `.__`.
 pub(super) fn sanitize(label: &str) -> String {
     let is_replaced = |letter: char| letter == ':' || letter == '|' || letter.is_control();
     let mut text = label.replace(is_replaced, "_").replace(".__", "___");

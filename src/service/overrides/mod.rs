@@ -118,7 +118,7 @@ pub enum ChangeError {
     Invalid {
         /// The target of the invalid request.
         target: Target,
-        /// What is invalid.
+        /// The reason.
         reason: OverrideError,
     },
     /// The author, the reason or a value has an invalid length.

@@ -99,7 +99,7 @@ impl Health {
             return;
         };
         server.connected -= usize::from(was_connected);
-        // A long outage is logged once, and again when it turns out that it does not end by itself. Repeated outages are
+        // A long outage is logged once, and again when an operator must end it. Repeated outages are
         // logged at intervals.
         let should_log = match server.logged_failure {
             Some(logged) => failure.needs_operator() && failure != logged,

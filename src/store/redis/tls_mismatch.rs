@@ -14,7 +14,7 @@ use tokio::{
 
 /// The command `PING` as a line, which Redis without TLS answers or rejects.
 const PING: &[u8] = b"PING\r\n";
-/// The beginning of a client's hello whose content is invalid, so that a TLS server rejects it with an alert. The length of
+/// The beginning of a client's hello with invalid content, so that a TLS server rejects it with an alert. The length of
 /// the record is also the end of a line, so that Redis without TLS answers immediately, too.
 const CLIENT_HELLO: &[u8] = b"\x16\x03\x01\r\n\x01\x00\x0d\x06";
 /// Length of the hello, as its beginning announces it.
@@ -59,7 +59,7 @@ impl TlsMismatch {
     }
 }
 
-/// Returns what a server answers that does not agree with the address.
+/// Returns bytes that a server answers only if it does not agree with the address.
 fn question(has_tls: bool) -> Vec<u8> {
     if has_tls {
         return PING.to_vec();

@@ -1,4 +1,4 @@
-//! [`AnyAuthority`]: a stream of a Unix socket whose caller can send a path as `:authority`.
+//! [`AnyAuthority`]: a stream of a Unix socket on which `:authority` can be a path.
 //!
 //! gRPC in Python sends the escaped path of the socket, `run%2Fgrpc.sock`, and in Java the path itself. The crate `h2`
 //! resets such a call before it is accepted, because the type `http::uri::Authority` has neither percent signs nor
@@ -114,7 +114,7 @@ struct Frames {
     received: usize,
     /// Whether the next byte is the length of the padding.
     has_pad_length: bool,
-    /// Numbers of bytes of the payload that have not arrived: before the header block, of it, and after it.
+    /// Numbers of bytes of the payload that have not arrived: before, in and after the header block.
     prefix: usize,
     block: usize,
     padding: usize,
@@ -204,7 +204,7 @@ impl Frames {
     }
 }
 
-/// What the next byte of a header block is.
+/// The meaning of the next byte of a header block.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Step {
     /// The first byte of a field.
@@ -328,7 +328,7 @@ impl Fields {
         if is_last {
             self.step = Step::Field;
         } else if self.is_inside_code() {
-            // The next byte is not beside this one. No client divides a value that is as short as a path.
+            // Frames divide the code. No client divides a value that is as short as a path.
             self.is_authority = false;
         }
     }
@@ -353,7 +353,7 @@ const CODE_ENDS: [(u32, u32); 10] = [
     (14, 0x3ffe),
     (15, 0x7fff),
 ];
-/// The codes that are replaced. Those of `@`, `[` and `]` can begin two bytes before their end, and are left as they are:
+/// The codes that are replaced. Those of `@`, `[` and `]` can begin two bytes before their end, and are not changed:
 /// only tools that are given such an authority encode it. Their lengths, and the codes of `-` and `B` in their place.
 const REPLACED_CODES: [(u32, u32, u32); 4] = [
     // A space, `%` and `/`.
@@ -377,7 +377,7 @@ impl HuffmanCode {
     /// Reads the bits of the byte at `at`. Replaces codes in it, which may begin in the byte before it.
     fn read(&mut self, bytes: &mut [u8], at: usize) {
         for shift in (0..8).rev() {
-            // Codes of more than 15 bits are not told apart, so nothing after them is changed.
+            // Codes of more than 15 bits are not distinguished, so nothing after them is changed.
             if self.length > 15 {
                 return;
             }

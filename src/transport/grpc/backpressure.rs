@@ -24,8 +24,8 @@ use super::header_blocks::HeaderBlocks;
 /// usual calls.
 const MAX_READ_BYTES: usize = 8 * 1024;
 
-/// As above, after headers of more than this number of bytes. A byte can stand for a header, whose decoding takes a fifth
-/// of a microsecond, and the calls of other connections wait for it.
+/// As above, after headers of more than this number of bytes. A byte can stand for a header. Decoding it takes a fifth of
+/// a microsecond, for which the calls of other connections wait.
 const MAX_HEAVY_READ_BYTES: usize = 1024;
 
 /// A stream that is read only while it can be written, and in parts.

@@ -344,7 +344,7 @@ mod tests {
         [&[0, 0, block.len() as u8, HEADERS, 4, 0, 0, 0, stream], &block[..]].concat()
     }
 
-    /// Lets the service read what was sent.
+    /// Lets the service read the bytes that were sent.
     async fn yield_for_service() {
         for _ in 0..100 {
             yield_now().await;
