@@ -50,17 +50,14 @@ if [ ! -x "$tools/bin/promtool" ]; then
   rm -rf "$folder"
 fi
 
-# axe-core is one file of an npm package. npm is not required, but its registry is used if one is configured.
-axe_version=4.14.1
-axe_hash=29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c
+# axe-core is one file of a Python package. Its dependencies, which need a browser of their own, are not installed.
+axe_hash=84494fec757e4710dc751c8d7a636e457f4532f08f85c86dc9070133fbff53bc
 axe_file=$tools/axe.min.js
 if ! echo "$axe_hash  $axe_file" | sha256sum --check --status 2>/dev/null; then
-  registry=$(npm config get registry 2>/dev/null || echo "${npm_config_registry:-}")
-  case "$registry" in http*) ;; *) registry=https://registry.npmjs.org ;; esac
-  package=$(mktemp)
-  curl -fsSL "${registry%/}/axe-core/-/axe-core-$axe_version.tgz" -o "$package"
-  tar -xzOf "$package" package/axe.min.js > "$axe_file"
-  rm -f "$package"
+  folder=$(mktemp -d)
+  "$tools/bin/pip" install --quiet --disable-pip-version-check --no-deps --target "$folder" axe-playwright-python==0.1.8
+  mv "$folder/axe_playwright_python/axe.min.js" "$axe_file"
+  rm -rf "$folder"
   echo "$axe_hash  $axe_file" | sha256sum --check --quiet || { rm -f "$axe_file"; exit 1; }
 fi
 

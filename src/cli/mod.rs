@@ -8,8 +8,6 @@ mod shard;
 mod simulate;
 
 use std::{
-    collections::HashMap,
-    ffi::OsString,
     io::{self, Write},
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -226,11 +224,11 @@ fn serve(args: ServeArgs) -> anyhow::Result<ExitCode> {
 fn envoyproxy_settings(compat: Option<Compat>) -> anyhow::Result<Option<EnvoyproxySettings>> {
     let name = std::env::args_os().next().and_then(|path| Some(Path::new(&path).file_stem()?.to_owned()));
     let is_compat = compat.is_some() || name.is_some_and(|name| name == COMPAT_PROGRAM_NAME);
-    Ok(if is_compat { Some(EnvoyproxySettings::read(&environment())?) } else { None })
+    Ok(if is_compat { Some(EnvoyproxySettings::read(&settings::process_environment())?) } else { None })
 }
 
 fn migrate() -> anyhow::Result<ExitCode> {
-    let envoyproxy = EnvoyproxySettings::read(&environment())?;
+    let envoyproxy = EnvoyproxySettings::read(&settings::process_environment())?;
     for (name, reason) in envoyproxy.without_effect() {
         println!("# {name} has no effect: {reason}");
     }
@@ -239,11 +237,6 @@ fn migrate() -> anyhow::Result<ExitCode> {
 }
 
 /// Returns the environment variables that are valid UTF-8.
-fn environment() -> HashMap<String, String> {
-    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    std::env::vars_os().filter_map(text).collect()
-}
-
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let mut contents = Source::directory(args.dir.clone()).read_contents()?;
     // The service starts without rule files, but to check an empty directory is a mistake.

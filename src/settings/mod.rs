@@ -7,9 +7,11 @@ pub mod envoyproxy;
 pub mod fuzz;
 mod memory;
 mod schema;
+mod unread;
 
 use std::{
     collections::BTreeSet,
+    ffi::OsString,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -255,6 +257,7 @@ impl Settings {
         let defaults = Config::try_from(&Self::default())?;
         let mut known = keys(&defaults.collect()?);
         known.extend(LISTS.map(str::to_owned));
+        let variables = environment.clone().unwrap_or_else(process_environment);
         let environment =
             Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
         reject_unknown(&known, &environment.collect()?, "the environment")?;
@@ -276,6 +279,8 @@ impl Settings {
             .set_override_option("http.addr", flags.http_addr.map(|addr| addr.to_string()))?;
         let mut settings: Self = builder.build()?.try_deserialize()?;
         settings.validate()?;
+        let is_compatible = flags.envoyproxy.is_some();
+        settings.warnings.extend(unread::warnings(&settings, &known, &variables, is_compatible));
         settings.warnings.extend(flags.envoyproxy.iter().filter_map(EnvoyproxySettings::warning));
         Ok(settings)
     }
@@ -425,6 +430,13 @@ fn describe(error: &ConfigError) -> String {
 fn has_credentials(url: &str) -> bool {
     let authority = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?', '#']).next());
     authority.is_some_and(|authority| authority.contains('@'))
+}
+
+/// Returns the variables of the process that are UTF-8.
+#[must_use]
+pub fn process_environment() -> Map<String, String> {
+    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+    std::env::vars_os().filter_map(text).collect()
 }
 
 /// Returns the dotted keys of the values that are not tables.
