@@ -127,7 +127,8 @@ impl Builder {
         self
     }
 
-    /// Sets the time after which a check returns a verdict even if the service has not answered; 20 ms by default.
+    /// Sets the time after which a check returns a verdict even if the service has not answered; 20 ms by default. A pause
+    /// of this process, for example by a CPU quota, does not count.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

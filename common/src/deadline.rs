@@ -11,7 +11,7 @@ use tokio::time::{Instant, sleep};
 
 /// Number of parts of the time. After a pause, one of them begins again.
 const PARTS: u32 = 2;
-/// Lateness of a timer from which on this process was paused.
+/// Shortest lateness of a timer that shows a pause of this process.
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum number of parts that begin again, so that a process which is paused all the time does not wait for ever.
 const MAX_PAUSES: u32 = 4;

@@ -40,7 +40,7 @@ pub(super) fn of(target: &str, seeds: &[Vec<u8>]) -> Vec<Shape> {
     let modes: &[&[u8]] = match target {
         "settings_file" => &[b"", b"#yaml\n"],
         "peer_message" => &[&[0], &[1], &[2]],
-        "http2" => &[&[0], &[1], &[2], &[3]],
+        "http2" => &[&[0], &[1], &[2], &[3], &[4], &[5], &[6], &[7]],
         "admin_call" => &[b"PutOverrides\n", b"Inspect\n", b"UploadCandidate\n", b"ReadDescriptors\n", b"Simulate\n"],
         "resource_report" => &[b"", b"db\n"],
         _ => &[b""],

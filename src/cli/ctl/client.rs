@@ -17,6 +17,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
+use super::print::print_warnings;
 use crate::files;
 
 /// Timeout of connections and calls.
@@ -76,22 +77,20 @@ pub(super) type PerInstance<T> = Vec<(String, anyhow::Result<T>)>;
 
 impl Client {
     pub(super) async fn new(connection: &Connection) -> anyhow::Result<Self> {
-        let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &PathBuf| {
-            read(path).with_context(|| format!("cannot read {}", path.display()))
-        };
         let token = match &connection.token_file {
-            Some(path) => Some(
-                String::from_utf8(read(|path| fs::read(path), path)?)
-                    .context("the token file is not valid UTF-8")?
-                    .trim()
-                    .to_owned(),
-            ),
+            Some(path) => {
+                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+                Some(text.trim().to_owned())
+            }
             None => connection.token.clone(),
         };
         let token = token
             .map(|token| format!("Bearer {token}").parse())
             .transpose()
             .context("the token contains characters that are not allowed in a header")?;
+        let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &PathBuf| {
+            read(path).with_context(|| format!("cannot read {}", path.display()))
+        };
         let mut instances = Vec::new();
         for addr in &connection.addr {
             let mut endpoint =
@@ -139,7 +138,7 @@ impl Client {
         for (addr, service) in &mut self.instances {
             match response_or_error(addr, service.put_overrides(request.clone()).await) {
                 Ok(response) => {
-                    response.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+                    print_warnings(&response.warnings);
                     on_success(addr);
                 }
                 Err(error) => {

@@ -17,9 +17,16 @@ pub(super) struct Output {
     pub(super) json: bool,
 }
 
+/// Prints warnings of the service on standard error.
+pub(super) fn print_warnings(warnings: &[String]) {
+    for warning in warnings {
+        eprintln!("warning: {warning}");
+    }
+}
+
 impl Output {
     pub(super) fn changed(self, changed: &api::PutOverridesResponse) -> anyhow::Result<()> {
-        changed.warnings.iter().for_each(|warning| eprintln!("warning: {warning}"));
+        print_warnings(&changed.warnings);
         if self.json {
             return print_json("PutOverridesResponse", changed);
         }

@@ -23,7 +23,9 @@ use tokio::{
 };
 
 use super::{
-    Handler, Limits, QuotaService, RequestError, ResourceService, ResponseSettings, Settings, build_tonic_services,
+    Handler, Limits, QuotaService, RequestError, ResourceService, ResponseSettings, Settings,
+    any_authority::AnyAuthority,
+    build_tonic_services,
     checker::Checker,
     connection::{ConnectionContext, serve_http2},
     decode::{decode, decode_by_hand, decode_with_prost},
@@ -135,9 +137,11 @@ impl Service {
         Self { runtime, checker, handler, quotas, _stop: stop }
     }
 
-    /// Serves a connection until its caller ends it. Other callers hold all memory for unfinished input but `free_bytes`.
+    /// Serves a connection until its caller ends it, as on a Unix socket or on TCP. Other callers hold all memory for
+    /// unfinished input but `free_bytes`.
     async fn serve(
         &self,
+        is_unix: bool,
         free_bytes: usize,
         calling: impl AsyncFnOnce(&mut WriteHalf<DuplexStream>),
         received: &mut (impl AsyncWrite + Unpin),
@@ -155,7 +159,14 @@ impl Service {
         let budgets = Budgets::new(messages, memory.streams(), &settings.limits);
         let slot = Arc::new(Connections::new(1, "fuzz").open(None));
         let context = ConnectionContext { errors: Arc::default(), budgets, slot, shutdown: stopping };
-        let serving = serve_http2(server, Arc::clone(&self.handler), &settings, context);
+        let handler = Arc::clone(&self.handler);
+        let serving = async {
+            if is_unix {
+                serve_http2(AnyAuthority::new(server), handler, &settings, context).await;
+            } else {
+                serve_http2(server, handler, &settings, context).await;
+            }
+        };
         let (mut responses, mut requests) = split(client);
         let calling = async {
             calling(&mut requests).await;
@@ -294,7 +305,7 @@ pub fn quota_reports(input: &[u8]) {
 ///
 /// The lowest bit of the first byte selects whether the others are sent as they are, or as frames: each with one byte for
 /// its length, its type, its flags and its stream. With the next bit, other callers hold nearly all memory for unfinished
-/// input.
+/// input. With the third one, the connection is one of a Unix socket.
 pub fn http2(input: &[u8]) {
     let Some((&selector, input)) = input.split_first() else {
         return;
@@ -307,7 +318,9 @@ pub fn http2(input: &[u8]) {
             _ => send(requests, input).await,
         };
     };
-    Service::with(|service| service.runtime.block_on(service.serve(free_bytes, calling, &mut sink())));
+    Service::with(|service| {
+        service.runtime.block_on(service.serve(selector & 4 == 4, free_bytes, calling, &mut sink()));
+    });
 }
 
 /// Sends the preface and bytes.
@@ -369,7 +382,7 @@ mod tests {
             yield_for_service().await;
         };
         let mut received = Vec::new();
-        Service::with(|service| service.runtime.block_on(service.serve(0, calling, &mut received)));
+        Service::with(|service| service.runtime.block_on(service.serve(false, 0, calling, &mut received)));
         // The metadata of the response has the decision of each descriptor.
         let decision = b"allowed";
         assert!(received.windows(decision.len()).any(|bytes| bytes == decision), "{received:?}");
@@ -396,7 +409,7 @@ mod tests {
             yield_for_service().await;
         };
         let mut received = Vec::new();
-        Service::with(|service| service.runtime.block_on(service.serve(0, calling, &mut received)));
+        Service::with(|service| service.runtime.block_on(service.serve(false, 0, calling, &mut received)));
         let mut answered = Vec::new();
         let mut frames = &received[..];
         while let [a, b, c, kind, _, _, _, _, stream, rest @ ..] = frames {
