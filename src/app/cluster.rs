@@ -5,11 +5,11 @@ use std::sync::Arc;
 use super::{
     AppError,
     engine::EngineFactory,
+    overrides::Operations,
     tasks::{self, Tasks},
     telemetry::Telemetry,
 };
 use crate::{
-    service::OverrideSync,
     settings::Settings,
     store::{Peers, peers},
     transport::cluster::Cluster,
@@ -22,7 +22,7 @@ pub(super) async fn start(
     settings: &Settings,
     engines: &EngineFactory,
     telemetry: &Telemetry,
-    overrides: &Arc<OverrideSync>,
+    operations: &Operations,
     tasks: &mut Tasks,
 ) -> Result<Option<Arc<Cluster>>, AppError> {
     if !settings.cluster.has_peers() {
@@ -30,8 +30,10 @@ pub(super) async fn start(
     }
     // With Redis, these are the counters of `on_error: local`.
     let peers = Peers::new(Arc::clone(&engines.local), peers::Metrics::new());
-    let cluster =
-        Arc::new(Cluster::bind(&settings.cluster, peers, Arc::clone(overrides), telemetry.clock.clone()).await?);
+    let (overrides, activity) = (Arc::clone(&operations.overrides), Arc::clone(&operations.activity));
+    activity.set_has_peers();
+    let cluster = Cluster::bind(&settings.cluster, peers, overrides, activity, telemetry.clock.clone()).await?;
+    let cluster = Arc::new(cluster);
     cluster.observe(&telemetry.meters.meter());
     tasks.spawn(&tasks::PUBLISH, Arc::clone(&cluster).publish());
     tasks.spawn(&tasks::PEERS, Arc::clone(&cluster).follow());

@@ -68,6 +68,11 @@ impl EngineFactory {
         })
     }
 
+    /// Returns the entities that all workers count.
+    pub(super) fn top(&self) -> Arc<TopEntities> {
+        Arc::clone(&self.top)
+    }
+
     /// Returns the hash of values in names of counters and in the log, if they are hashed.
     pub(super) fn value_hash(&self) -> Option<ValueHash> {
         self.decisions.value_hash.clone()

@@ -113,12 +113,12 @@ impl Service {
         engines.store.start_tasks(&engines.local, &telemetry.clock, tasks);
         engine::wait_until_up(servers.store()).await;
         let (store, grpc_port) = (servers.store(), servers.grpc_port());
-        let operations = Operations::start(settings, &telemetry, rules, store, grpc_port, engines.value_hash()).await?;
+        let operations = Operations::start(settings, &telemetry, rules, store, grpc_port, &engines).await?;
 
         observe(&telemetry, rules, &engines, &servers, &operations);
         start_periodic(tasks, rules, &servers, &operations);
         let statsd = telemetry.start_statsd(&rules.reloader);
-        let cluster = cluster::start(settings, &engines, &telemetry, &operations.overrides, tasks).await?;
+        let cluster = cluster::start(settings, &engines, &telemetry, &operations, tasks).await?;
         if cluster.is_some() {
             // Rules that were promoted on another instance apply from the first decision on.
             operations.candidates.poll(false).await;
@@ -151,6 +151,7 @@ fn start_periodic(tasks: &mut Tasks, rules: &Rules, servers: &Servers, operation
     tasks.spawn(&tasks::RESOURCES, servers.reports().clone().follow());
     tasks.spawn(&tasks::UPKEEP, tasks::keep_up(servers.store().clone(), servers.clock().clone()));
     tasks.spawn(&tasks::OVERRIDES, Arc::clone(&operations.overrides).follow());
+    tasks.spawn(&tasks::OVERRIDE_NAMES, Arc::clone(&operations.overrides).follow_names());
     tasks.spawn(&tasks::CANDIDATES, Arc::clone(&operations.candidates).follow());
     tasks.spawn(&tasks::ACTIVITY, Arc::clone(&operations.activity).follow());
     tasks.spawn(&tasks::INSTANCES, Arc::clone(&operations.activity).follow_instances());

@@ -4,9 +4,8 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::Meter;
 
-use super::{AppError, rules::Rules, telemetry::Telemetry};
+use super::{AppError, engine::EngineFactory, rules::Rules, telemetry::Telemetry};
 use crate::{
-    engine::ValueHash,
     service::{
         Activity, Candidates, OverrideSync, Simulator,
         activity::{self, Sources},
@@ -34,7 +33,7 @@ impl Operations {
         rules: &Rules,
         store: &AnyStore,
         grpc_port: Option<u16>,
-        value_hash: Option<ValueHash>,
+        engines: &EngineFactory,
     ) -> Result<Self, AppError> {
         let (clock, reloader) = (telemetry.clock.clone(), Arc::clone(&rules.reloader));
         let override_store = OverrideStore::for_counters(store, Journal::new(settings.overrides.file.clone()));
@@ -44,7 +43,7 @@ impl Operations {
             rules.options,
             clock.clone(),
             Arc::clone(&reloader),
-            value_hash,
+            engines.value_hash(),
         );
         overrides.start().await?;
         let directory = (settings.rules.candidate_dir.clone(), settings.rules.candidate_share);
@@ -62,6 +61,7 @@ impl Operations {
             check_metrics: Arc::clone(&telemetry.check_metrics),
             store_metrics: Arc::clone(&telemetry.store_metrics),
             statistics: Arc::clone(&telemetry.statistics),
+            top: engines.top(),
             store: store.clone(),
             overrides: Arc::clone(&overrides),
             reloader: Arc::clone(&reloader),

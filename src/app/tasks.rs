@@ -43,6 +43,8 @@ pub(super) const RELOAD: Task = Task::new("rule reload", Some(reload::POLL_INTER
 pub(super) const RESOURCES: Task =
     Task::new("resource utilization", Some(resources::POLL_INTERVAL), "service::resources");
 pub(super) const OVERRIDES: Task = Task::new("override sync", Some(overrides::POLL_INTERVAL), "service::overrides");
+pub(super) const OVERRIDE_NAMES: Task =
+    Task::new("overrides without effect", Some(overrides::COUNT_INTERVAL), "service::overrides");
 pub(super) const CANDIDATES: Task =
     Task::new("candidate rules", Some(candidates::POLL_INTERVAL), "service::candidates");
 pub(super) const ACTIVITY: Task = Task::new("activity", Some(activity::POLL_INTERVAL), "service::activity");

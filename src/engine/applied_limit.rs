@@ -99,9 +99,9 @@ impl SeriesRef<'_> {
         }
     }
 
-    /// Counts requested hits, whether they are allowed or not.
-    pub(super) fn count_requested(&self, worker: WorkerId, hits: u64) {
-        self.each(|series| series.count_requested(worker, hits));
+    /// Counts the requested hits of some requests, whether they are allowed or not.
+    pub(super) fn count_requested(&self, worker: WorkerId, hits: u64, requests: u64) {
+        self.each(|series| series.count_requested(worker, hits, requests));
     }
 
     /// Counts decided hits.
@@ -114,6 +114,8 @@ impl SeriesRef<'_> {
 pub(super) enum Match<'s> {
     /// No limit applies.
     None,
+    /// The domain has no rule for the descriptor.
+    NoRule,
     /// A switch has turned the limit off.
     Off,
     /// The rule or an override makes the descriptor unlimited.
@@ -135,7 +137,7 @@ impl<'s> Match<'s> {
 
     pub(super) fn rule(&self) -> Option<&'s Rule> {
         match self {
-            Self::None | Self::Off => None,
+            Self::None | Self::NoRule | Self::Off => None,
             Self::Unlimited(rule, _) => *rule,
             Self::Limited(applied) | Self::Denied(applied) => applied.rule,
         }
@@ -152,6 +154,11 @@ impl Engine {
     ) -> SmallVec<[Match<'s>; 1]> {
         let find = |descriptor| self.find_match(snapshot, request.domain, descriptor, now);
         let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().map(find).collect();
+        for (descriptor, matched) in request.descriptors.iter().zip(&matches) {
+            if matches!(matched, Match::NoRule) {
+                self.statistics.unmatched.count(self.worker, request.domain, descriptor, now);
+            }
+        }
         // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
         let replaced: SmallVec<[&str; 2]> =
             matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
@@ -204,8 +211,9 @@ impl Engine {
                         AppliedLimit { limit, rule, custom_limit, mode: None, path, series, shedding: None },
                     )
                 }
-                None => rule_match
-                    .map_or(Match::None, |(rule, path)| self.match_rule(snapshot, domain, descriptor, rule, path, now)),
+                None => rule_match.map_or(Match::NoRule, |(rule, path)| {
+                    self.match_rule(snapshot, domain, descriptor, rule, path, now)
+                }),
             },
         }
     }

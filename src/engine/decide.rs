@@ -137,7 +137,7 @@ impl Engine {
             let context = applied.context(descriptor, samples.next().flatten());
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
             if !descriptor.refund {
-                applied.series.count_requested(self.worker, descriptor.hits.min(MAX_NUMBER));
+                applied.series.count_requested(self.worker, descriptor.hits.min(MAX_NUMBER), 1);
             }
             Counter {
                 name: key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash),
@@ -184,10 +184,15 @@ impl Engine {
             denies |= self.is_binding(applied);
             self.record_top(request.domain, descriptor, applied, false, now);
             let hits = descriptor.hits.min(MAX_NUMBER);
-            let (limit, from_deny_cache) = (0, false);
-            let threshold =
-                Threshold { limit, near: limit, splits_denied: false, shadow: applied.is_shadow(), from_deny_cache };
-            applied.series.count_requested(self.worker, hits);
+            let threshold = Threshold {
+                limit: 0,
+                requests: hits.min(1),
+                near: 0,
+                splits_denied: false,
+                shadow: applied.is_shadow(),
+                from_deny_cache: false,
+            };
+            applied.series.count_requested(self.worker, hits, 1);
             applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
         }
         denies
@@ -280,7 +285,7 @@ impl Engine {
             self.worker,
             hits,
             &answer.decision,
-            Threshold { limit, near, splits_denied, shadow, from_deny_cache },
+            Threshold { limit, requests: hits.min(1), near, splits_denied, shadow, from_deny_cache },
         );
     }
 
@@ -297,8 +302,11 @@ impl Engine {
             let (limit, _) = applied.limit.policy();
             let allowed = Decision { allowed: true, ..Decision::default() };
             let near = self.statistics.near_threshold(limit);
-            let threshold = Threshold { limit, near, splits_denied: false, shadow: false, from_deny_cache: false };
-            applied.series.count_requested(self.worker, admitted);
+            // The caller does not report how many requests the hits belong to.
+            let requests = admitted;
+            let threshold =
+                Threshold { limit, requests, near, splits_denied: false, shadow: false, from_deny_cache: false };
+            applied.series.count_requested(self.worker, admitted, requests);
             applied.series.count_decision(self.worker, admitted, &allowed, threshold);
         }
     }
@@ -358,7 +366,7 @@ impl Engine {
         let statuses: SmallVec<[Status; 1]> = matches
             .iter()
             .map(|matched| match matched {
-                Match::None => no_limit(None),
+                Match::None | Match::NoRule => no_limit(None),
                 Match::Off => no_limit(Some(OverrideKind::Switch(Mode::Off))),
                 Match::Unlimited(_, override_kind) => Status { override_kind: *override_kind, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),

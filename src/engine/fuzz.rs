@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-use super::{Descriptor, Micros, RankBy, TopEntities, overrides::Target, top_entities::MAX_ENTRIES};
+use super::{Descriptor, Estimate, Micros, RankBy, TopEntities, overrides::Target, top_entities::MAX_ENTRIES};
 use crate::{metrics::WorkerId, rules::Entry};
 
 /// Number of hits in a second, below the number at which hits are sampled. Fuzzing, with its few entries, covers more
@@ -31,16 +31,17 @@ pub fn top_entities(input: &[u8]) {
         *exact.entry(name).or_default() += hits;
         total += hits;
     }
-    let ranking = top.ranking(RankBy::Requested, usize::MAX, now, |_, _| true);
-    assert_eq!(ranking.total, total);
+    let ranking = top.ranking(RankBy::Requested, usize::MAX, TopEntities::DEFAULT_PERIOD, now, |_, _| true);
+    assert_eq!(ranking.hits, total);
     let max_error = total / MAX_ENTRIES as u64;
     for entity in &ranking.top {
         let Target::Limit { entries, .. } = &entity.target else {
             panic!("the ranking contains {:?}", entity.target);
         };
         let hits = exact.remove(&entries[0].1).unwrap_or_default();
-        assert!((entity.hits - entity.max_error..=entity.hits).contains(&hits), "{entity:?} has {hits} hits");
-        assert!(entity.max_error <= max_error, "{entity:?} of {total} hits");
+        let Estimate { count, max_error: error } = entity.hits;
+        assert!((count - error..=count).contains(&hits), "{entity:?} has {hits} hits");
+        assert!(error <= max_error, "{entity:?} of {total} hits");
     }
     // Those that are not listed.
     for (name, hits) in exact {

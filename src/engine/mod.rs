@@ -18,6 +18,7 @@ mod settings;
 mod snapshot;
 mod statistics;
 mod top_entities;
+mod unmatched;
 mod value_hash;
 mod verdict;
 
@@ -37,7 +38,8 @@ pub use resources::{Report, ReportError, Resource, Resources};
 pub use settings::Settings;
 pub use snapshot::Snapshot;
 pub use statistics::{ClassTotals, HitTotals, RuleHits, RuleTotals, Statistics, StatisticsSettings};
-pub use top_entities::{RankBy, Ranking, TopEntities, TopEntity};
+pub use top_entities::{Estimate, RankBy, Ranking, TopEntities, TopEntity, sort as sort_ranking};
+pub use unmatched::{Group as UnmatchedGroup, UnmatchedDescriptors};
 pub use value_hash::{ValueHash, read_hash_key};
 pub use verdict::{Binding, Code, CurrentLimit, OverrideKind, Status, Verdict};
 

@@ -175,7 +175,8 @@ fn a_switch_that_denies_prevents_the_takes_of_the_other_limits() {
     let verdict = decide(&engine, &[one("wide", 1), one("narrow", 1)]);
     assert_eq!((verdict.is_denied(), statuses(&verdict)), (true, vec![(true, 10), (false, 0)]));
     assert_eq!((counts(&engine, "wide"), counts(&engine, "narrow")), ([0, 0, 0], [0, 1, 0]));
-    let top = |by| engine.top.as_ref().unwrap().ranking(by, 9, NOW, |_, _| true).total;
+    let period = TopEntities::DEFAULT_PERIOD;
+    let top = |by| engine.top.as_ref().unwrap().ranking(by, 9, period, NOW, |_, _| true).hits;
     assert_eq!((top(RankBy::Requested), top(RankBy::Denied)), (2, 1));
     set(&engine, &[]);
     assert_eq!(statuses(&decide(&engine, &[one("wide", 1), one("narrow", 1)])), [(true, 9), (true, 1)]);
@@ -190,8 +191,9 @@ fn hits_are_ranked_as_denied_only_if_they_are_denied() {
     for key in ["wide", "narrow", "dark"] {
         decide(&engine, &[one(key, 3)]);
     }
-    let top = |by| engine.top.as_ref().unwrap().ranking(by, 9, NOW, |_, _| true);
-    assert_eq!(top(RankBy::Requested).total, 9);
+    let period = TopEntities::DEFAULT_PERIOD;
+    let top = |by| engine.top.as_ref().unwrap().ranking(by, 9, period, NOW, |_, _| true);
+    assert_eq!(top(RankBy::Requested).hits, 9);
     let denied: Vec<_> = top(RankBy::Denied).top.iter().map(|entity| entity.target.to_string()).collect();
     assert_eq!(denied, ["limit|api|narrow=x"]);
 }
@@ -456,4 +458,19 @@ fn a_snapshot_with_other_overrides_has_the_same_rules() {
     assert!(after.has_same_rules(&before) && !after.has_same_rules(&other.rules.load()));
     let modes = |snapshot: &Snapshot| snapshot.modes().in_force().len();
     assert_eq!((modes(&before), modes(&after)), (0, 1));
+}
+
+/// Descriptors that an override, the request itself or a switch handles have a rule, or need none.
+#[test]
+fn descriptors_that_no_rule_matches_are_counted_with_their_keys() {
+    let engine = engine(RULES);
+    set(&engine, &[("limit|api|vip=x", "5/day")]);
+    decide(&engine, &[one("wide", 1), one("unknown", 1), one("vip", 1)]);
+    decide(&engine, &[one("unknown", 1)]);
+    let groups = engine.statistics.unmatched().groups();
+    let groups: Vec<_> = groups.iter().map(|group| (&*group.domain, &*group.keys, group.total)).collect();
+    assert_eq!(groups, [("api", &["unknown".to_owned()][..], 2)]);
+    // An inspection is not a request.
+    engine.inspect("api", &[Entry { key: "unknown", value: "x" }], NOW).now_or_never().unwrap().unwrap();
+    assert_eq!(engine.statistics.unmatched().groups()[0].total, 2);
 }

@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{
     engine::{
-        CounterLocation, DecideError, Engine, Inspection, RankBy, Ranking, StoreError,
+        CounterLocation, DecideError, Engine, Inspection, RankBy, StoreError, TopEntities,
         overrides::{KnownNames, Target},
     },
     rules::{Entry, Rule},
@@ -205,7 +205,13 @@ impl Admin {
         let is_of_rule = |target: &Target, ranked: &str| {
             ranked == policy && matches!(target, Target::Limit { domain: ranked_domain, .. } if ranked_domain == domain)
         };
-        let ranked = self.top(RankBy::Requested, MAX_READ_ENTITIES, is_of_rule).top;
+        let ranked = match &self.engine.top {
+            Some(top) => {
+                let (max_entities, period) = (MAX_READ_ENTITIES, TopEntities::DEFAULT_PERIOD);
+                top.ranking(RankBy::Requested, max_entities, period, self.clock.now(), is_of_rule).top
+            }
+            None => Vec::new(),
+        };
         let (mut usages, mut failed) = (Vec::new(), 0);
         for chunk in ranked.chunks(READ_BATCH) {
             for usage in join_all(chunk.iter().map(|entity| self.usage_of(&entity.target, rule))).await {
@@ -238,16 +244,9 @@ impl Admin {
         let reason = if info.reason.is_empty() { action.to_owned() } else { format!("{action}: {}", info.reason) };
         Ok(self.overrides.record_action(ChangeInfo { reason, ..info }).await?)
     }
-
-    /// Returns the entities with the most denied or the most requested hits, among those that `matches` accepts.
-    #[must_use]
-    pub fn top(&self, rank_by: RankBy, max_results: usize, matches: impl Fn(&Target, &str) -> bool) -> Ranking {
-        let top = self.engine.top.as_ref();
-        top.map(|top| top.ranking(rank_by, max_results, self.clock.now(), matches)).unwrap_or_default()
-    }
 }
 
-fn pairs(entries: &[(String, String)]) -> Vec<Entry<'_>> {
+pub(super) fn pairs(entries: &[(String, String)]) -> Vec<Entry<'_>> {
     entries.iter().map(|(key, value)| Entry { key, value }).collect()
 }
 
@@ -263,7 +262,7 @@ pub(super) mod tests {
 
     use super::*;
     use crate::{
-        engine::{Descriptor, Request, Statistics, StatisticsSettings, TopEntities},
+        engine::{Descriptor, Request, Statistics, StatisticsSettings},
         metrics::WorkerId,
         rules::{Options, SourceFile},
         service::{activity, check, overrides, source::Source},
@@ -308,6 +307,7 @@ descriptors:
             check_metrics: check::Metrics::new(1),
             store_metrics: store::Metrics::new(1),
             statistics,
+            top: engine.top.clone().unwrap(),
             store: engine.store.clone(),
             overrides: Arc::clone(&overrides),
             reloader: Arc::clone(&reloader),

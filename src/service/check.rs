@@ -10,7 +10,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use super::{Clock, Recorder};
 use crate::{
     engine::{DecideError, Engine, Request, Verdict},
-    metrics::{Counter, Histogram, Totals, TraceId},
+    metrics::{Counter, Histogram, Totals, TraceId, observe_counter},
 };
 
 /// Error returned when a request has no verdict.
@@ -33,6 +33,7 @@ const METHOD: [(&str, &str); 1] = [("grpc_method", "ShouldRateLimit")];
 /// Metrics of the checks.
 pub struct Metrics {
     latency: Arc<Histogram>,
+    denied: Counter,
     invalid: Counter,
     undecided: Counter,
 }
@@ -44,6 +45,7 @@ impl Metrics {
         let latency = Histogram::new("ratelimit_service_response_time_seconds", "Time to decide a request", workers);
         Arc::new(Self {
             latency: Arc::new(latency.with_labels(&METHOD)),
+            denied: Counter::new(workers),
             invalid: Counter::new(workers),
             undecided: Counter::new(workers),
         })
@@ -66,6 +68,12 @@ impl Metrics {
         &self.latency
     }
 
+    /// Returns the number of denied requests.
+    #[must_use]
+    pub fn denied(&self) -> u64 {
+        self.denied.get()
+    }
+
     /// Returns the number of requests without a decision.
     #[must_use]
     pub fn errors(&self) -> u64 {
@@ -80,6 +88,10 @@ impl Metrics {
             .with_description("Number of requests decided");
         let labels = METHOD.map(|(name, value)| KeyValue::new(name, value));
         requests.with_callback(move |observer| observer.observe(this.latency.count(), &labels)).build();
+        let this = Arc::clone(self);
+        observe_counter(meter, "sluicegate_denied_requests_total", "Requests that were denied as a whole", move || {
+            this.denied()
+        });
         let this = Arc::clone(self);
         let errors = meter
             .u64_observable_counter("ratelimit_service_should_rate_limit_error")
@@ -132,6 +144,9 @@ impl Check {
         self.metrics.latency.record(self.engine.worker, started.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);
+        }
+        if verdict.as_ref().is_ok_and(Verdict::is_denied) {
+            self.metrics.denied.add(self.engine.worker, 1);
         }
         verdict.map_err(|error| {
             self.metrics.undecided.add(self.engine.worker, 1);

@@ -7,6 +7,7 @@
 //! - [`candidates`] evaluates, promotes and rolls back rule sets.
 //! - [`admin`] performs the operators' actions on counters and overrides.
 //! - [`activity`] records what was decided in the last hour.
+//! - [`search`] finds the entities of one customer.
 //! - [`resources`] collects the reported utilization of resources.
 //! - [`quotas`] hands out quotas to callers that limit requests by themselves.
 //! - [`record`] writes a sample of the requests to files.
@@ -23,6 +24,7 @@ pub mod quotas;
 pub mod record;
 pub mod reload;
 pub mod resources;
+pub mod search;
 pub mod simulation;
 pub mod source;
 

@@ -20,14 +20,16 @@ const BUCKET_BYTES: u64 = 800;
 const CACHED_DENIAL_BYTES: u64 = 360;
 const LEASE_BYTES: u64 = 500;
 const EVENTUAL_COUNTER_BYTES: u64 = 400;
-/// The entities that one thread ranks by requested and by denied hits: 500 in each of 5 minutes.
-const RANKED_ENTITIES: u64 = 2 * 5 * 500;
-/// A ranked entity with the longest name.
-const RANKED_ENTITY_BYTES: u64 = 4_096 + 250;
-/// A series with a value of a caller: a seventh of a set of labels with all its counts.
-const SERIES_BYTES: u64 = 215;
-/// The last hour of the console (10 MB), and the values that aliases copy in the text of one simulation.
-const CONSOLE_BYTES: u64 = 40 * MB;
+/// The entities that one thread ranks by requested hits and by denied requests, apart from their names: 500 in each of 5
+/// minutes, and 100 in each older window of an hour.
+const RANKED_ENTITIES: u64 = 2 * (5 * 500 + 12 * 100);
+const RANKED_ENTITY_BYTES: u64 = 250;
+/// The names of these entities.
+const RANKED_NAME_BYTES: u64 = 2 * (5 * 256_000 + 12 * 50_000);
+/// A series with a value of a caller: a ninth of a set of labels with all its counts.
+const SERIES_BYTES: u64 = 170;
+/// The last hour of the console (18 MB), and the values that aliases copy in the text of one simulation.
+const CONSOLE_BYTES: u64 = 50 * MB;
 /// A gRPC connection with 64 KiB of data that belong to calls without memory, in buffers of twice this size. Measured:
 /// 19 KB for an idle one.
 const GRPC_CONNECTION_BYTES: u64 = 150_000;
@@ -76,7 +78,7 @@ impl Memory {
         self.add(1, IDLE_BYTES, "the process without callers");
         let input = settings.input.max_bytes as u64;
         self.add(input, BYTES_PER_INPUT_BYTE, "unfinished input, unread responses and streams: input.max_bytes");
-        let ranked = RANKED_ENTITIES * RANKED_ENTITY_BYTES;
+        let ranked = RANKED_ENTITIES * RANKED_ENTITY_BYTES + RANKED_NAME_BYTES;
         // The control runtime decides requests, too.
         let threads = settings.number_of_workers() as u64 + 1;
         self.add(threads, ranked, "top entities: workers");

@@ -37,7 +37,7 @@ pub struct Settings {
     /// Settings of the log on standard error.
     pub log: LogSettings,
     /// Maximum number of metric series that contain values of callers (`detailed_metric`, `value_to_metric`,
-    /// overrides): seven for each combination of values. Further hits are counted in the series `other`.
+    /// overrides): nine for each combination of values. Further hits are counted in the series `other`.
     pub max_dynamic_series: usize,
     /// Settings of the OpenTelemetry collector.
     pub otlp: OtlpSettings,
@@ -51,7 +51,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             log: LogSettings::default(),
-            max_dynamic_series: 70_000,
+            max_dynamic_series: 90_000,
             otlp: OtlpSettings::default(),
             prometheus: PrometheusSettings::default(),
             statsd: StatsdSettings::default(),

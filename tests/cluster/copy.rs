@@ -11,8 +11,8 @@ use std::{
 
 use sluicegate::service::Clock;
 use sluicegate_proto::sluicegate::cluster::v1::{
-    CopyPage, CopyRequest, CounterCopy, OverridesPage, OverridesRequest, Position, PullRequest, PullResponse,
-    cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
+    ActivityRequest, ActivityResponse, CopyPage, CopyRequest, CounterCopy, OverridesPage, OverridesRequest, Position,
+    PullRequest, PullResponse, cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
 };
 use tonic::{Request, Response, Status};
 
@@ -95,6 +95,10 @@ impl ClusterService for Origin {
 
     async fn overrides(&self, _: Request<OverridesRequest>) -> Result<Response<Self::OverridesStream>, Status> {
         Ok(pages(vec![OverridesPage::default()]))
+    }
+
+    async fn activity(&self, _: Request<ActivityRequest>) -> Result<Response<ActivityResponse>, Status> {
+        Err(Status::unimplemented("members of earlier versions have no activity"))
     }
 }
 

@@ -13,8 +13,8 @@ use std::{
 
 use prost::Message;
 use sluicegate_proto::sluicegate::cluster::v1::{
-    CopyPage, CopyRequest, CounterCopy, Increment, Limit, OverrideChange, OverridesChange, OverridesPage,
-    OverridesRequest, Position, PullRequest, PullResponse, RuleSet, StoredOverride,
+    ActivityRequest, ActivityResponse, CopyPage, CopyRequest, CounterCopy, Increment, Limit, OverrideChange,
+    OverridesChange, OverridesPage, OverridesRequest, Position, PullRequest, PullResponse, RuleSet, StoredOverride,
     cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
 };
 use tonic::{
@@ -348,6 +348,10 @@ impl ClusterService for Nonsense {
         let overrides = vec![StoredOverride { target, version: u64::MAX / 2, text: "\0".to_owned() }];
         let rule_sets = vec![RuleSet { digest: "../../x".to_owned(), text: "%".to_owned() }];
         Ok(pages(vec![OverridesPage { position: u64::MAX, changes, overrides, rule_sets }]))
+    }
+
+    async fn activity(&self, _: Request<ActivityRequest>) -> Result<Response<ActivityResponse>, Status> {
+        Ok(Response::new(ActivityResponse { report: vec![0x1f; 1 << 20].into() }))
     }
 }
 

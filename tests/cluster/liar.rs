@@ -14,9 +14,9 @@ use bytes::Bytes;
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use sluicegate_proto::sluicegate::cluster::v1::{
-    CopyPage, CopyRequest, CounterCopy, Increment, OverrideChange, OverridesChange, OverridesPage, OverridesRequest,
-    Position, PullRequest, PullResponse, RuleSet, StoredOverride, cluster_service_client::ClusterServiceClient,
-    cluster_service_server::ClusterService,
+    ActivityRequest, ActivityResponse, CopyPage, CopyRequest, CounterCopy, Increment, OverrideChange, OverridesChange,
+    OverridesPage, OverridesRequest, Position, PullRequest, PullResponse, RuleSet, StoredOverride,
+    cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
 };
 use tokio_stream::StreamExt as _;
 use tonic::{Request, Response, Status, transport::Channel};
@@ -129,6 +129,10 @@ impl ClusterService for Liar {
     async fn overrides(&self, _: Request<OverridesRequest>) -> Result<Response<Self::OverridesStream>, Status> {
         self.exchanges.fetch_add(1, Relaxed);
         Ok(Response::new((self.overrides)()))
+    }
+
+    async fn activity(&self, _: Request<ActivityRequest>) -> Result<Response<ActivityResponse>, Status> {
+        Err(Status::unimplemented("members of earlier versions have no activity"))
     }
 }
 

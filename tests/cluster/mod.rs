@@ -1,5 +1,7 @@
 //! Instances without a shared store that exchange the hits they count, over real connections.
 
+/// The sum over all members in the console of one.
+mod activity;
 /// Copies of counters that a member needs later than at its start.
 mod copy;
 /// Every algorithm, refunds, and the law of a limit under load.

@@ -101,6 +101,10 @@ pub struct Override {
     pub version: u64,
     #[prost(enumeration = "Origin", tag = "8")]
     pub origin: i32,
+    /// Why the override has no effect: it names a domain, a rule, a plan or a key that the rules in force do not have. Empty
+    /// if they have all of them.
+    #[prost(string, tag = "9")]
+    pub matches_nothing: ::prost::alloc::string::String,
 }
 /// A request to set or remove one override.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -415,6 +419,13 @@ pub struct ListTopEntitiesRequest {
     /// At most 1,000; 0 means 20.
     #[prost(uint32, tag = "4")]
     pub max_results: u32,
+    /// Return the sum over all instances, for as long as a viewer of WatchActivity watches all of them. Each instance
+    /// contributes up to 100 entities, of the last five minutes or of the last hour.
+    #[prost(bool, tag = "5")]
+    pub all_instances: bool,
+    /// The time to count, up to 3,600; 0 means 300.
+    #[prost(uint32, tag = "6")]
+    pub period_seconds: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListTopEntitiesResponse {
@@ -426,6 +437,37 @@ pub struct ListTopEntitiesResponse {
     /// The total number of hits in that period.
     #[prost(uint64, tag = "3")]
     pub total_hits: u64,
+    /// The total number of requests in that period.
+    #[prost(uint64, tag = "4")]
+    pub total_requests: u64,
+    /// The descriptors that no rule matches, most frequent ones first; empty if the request names a rule.
+    #[prost(message, repeated, tag = "5")]
+    pub unmatched: ::prost::alloc::vec::Vec<UnmatchedDescriptors>,
+    /// The names of the instances that were counted.
+    #[prost(string, repeated, tag = "6")]
+    pub instances: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+}
+/// Descriptors that no rule of their domain matches, so that they have no limit.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct UnmatchedDescriptors {
+    /// `other` for those that are counted together because there are too many combinations of keys.
+    #[prost(string, tag = "1")]
+    pub domain: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "2")]
+    pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Number of descriptors in the last five minutes.
+    #[prost(uint64, tag = "3")]
+    pub recent: u64,
+    /// Number of descriptors since the instance started.
+    #[prost(uint64, tag = "4")]
+    pub total: u64,
+    #[prost(message, optional, tag = "5")]
+    pub first: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(message, optional, tag = "6")]
+    pub latest: ::core::option::Option<::prost_types::Timestamp>,
+    /// The path of the rule of the domain whose keys are most similar; empty if none is.
+    #[prost(string, tag = "7")]
+    pub nearest_rule: ::prost::alloc::string::String,
 }
 /// An entity with many hits.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -445,6 +487,11 @@ pub struct TopEntity {
     /// The path of the rule that applies to the entity now; empty if none does.
     #[prost(string, tag = "6")]
     pub rule_path: ::prost::alloc::string::String,
+    /// An estimate of the number of requests: the true number is between `requests - max_request_error` and `requests`.
+    #[prost(uint64, tag = "7")]
+    pub requests: u64,
+    #[prost(uint64, tag = "8")]
+    pub max_request_error: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetHealthRequest {}
@@ -619,6 +666,9 @@ pub struct GetSessionResponse {
     /// The names of all algorithms, for switches.
     #[prost(string, repeated, tag = "9")]
     pub algorithms: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// Whether `all_instances` is available: instances share Redis, or they exchange hits with their peers.
+    #[prost(bool, tag = "10")]
+    pub has_instances: bool,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct WatchActivityRequest {
@@ -709,6 +759,9 @@ pub struct ActivityPeriod {
     /// The hits of classes with limits that they share or that shed.
     #[prost(message, repeated, tag = "16")]
     pub classes: ::prost::alloc::vec::Vec<ClassActivity>,
+    /// Number of denied requests.
+    #[prost(uint64, tag = "17")]
+    pub denied_requests: u64,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ClassActivity {
@@ -764,6 +817,10 @@ pub struct ListRuleActivityRequest {
     /// Return only rules in one list, without the levels above them. Each has only its own activity.
     #[prost(bool, tag = "6")]
     pub rules_only: bool,
+    /// Return the sum over all instances, for as long as a viewer of WatchActivity watches all of them. Each other instance
+    /// contributes the 200 rules with the most denied requests.
+    #[prost(bool, tag = "7")]
+    pub all_instances: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct ListRuleActivityResponse {
@@ -788,6 +845,9 @@ pub struct ListRuleActivityResponse {
     /// Whether candidate rules are evaluated.
     #[prost(bool, tag = "7")]
     pub has_candidate: bool,
+    /// The names of the instances whose activity is summed up.
+    #[prost(string, repeated, tag = "8")]
+    pub instances: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
 /// A row of the tree of rules: a rule, or a level above rules.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -838,6 +898,21 @@ pub struct RuleActivity {
     /// Hits per second over a limit that were allowed because of shadow mode, over the last 10 seconds.
     #[prost(double, tag = "7")]
     pub shadow_rate: f64,
+    /// Requests per second, over the last 10 seconds.
+    #[prost(double, tag = "8")]
+    pub request_rate: f64,
+    #[prost(double, tag = "9")]
+    pub denied_request_rate: f64,
+    /// Requests of the last hour.
+    #[prost(uint64, tag = "10")]
+    pub requests: u64,
+    #[prost(uint64, tag = "11")]
+    pub denied_requests: u64,
+    /// Requests of each finished minute of the last hour, the oldest first; empty if there were none.
+    #[prost(uint32, repeated, tag = "12")]
+    pub requests_per_minute: ::prost::alloc::vec::Vec<u32>,
+    #[prost(uint32, repeated, tag = "13")]
+    pub denied_requests_per_minute: ::prost::alloc::vec::Vec<u32>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct GetRuleUsageRequest {
@@ -869,6 +944,42 @@ pub struct EntityUsage {
     pub used: u64,
     #[prost(uint64, tag = "3")]
     pub limit: u64,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FindEntitiesRequest {
+    /// The value, or its beginning.
+    #[prost(string, tag = "1")]
+    pub value: ::prost::alloc::string::String,
+    /// Find values that begin with `value`, in the overrides and among the ranked entities.
+    #[prost(bool, tag = "2")]
+    pub prefix: bool,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FindEntitiesResponse {
+    /// At most 100, in the order of their descriptors.
+    #[prost(message, repeated, tag = "1")]
+    pub entities: ::prost::alloc::vec::Vec<FoundEntity>,
+    /// Whether there are more.
+    #[prost(bool, tag = "2")]
+    pub incomplete: bool,
+}
+/// An entity with a counter that was used, with an override, or with a place among the ranked entities.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct FoundEntity {
+    #[prost(message, optional, tag = "1")]
+    pub descriptor: ::core::option::Option<Descriptor>,
+    /// The path of the rule that applies; empty if none does.
+    #[prost(string, tag = "2")]
+    pub rule_path: ::prost::alloc::string::String,
+    /// The limit that applies, as text; empty if none does.
+    #[prost(string, tag = "3")]
+    pub limit: ::prost::alloc::string::String,
+    /// The state of the counter. Absent if there is none, or if it could not be read.
+    #[prost(message, optional, tag = "4")]
+    pub counter: ::core::option::Option<Counter>,
+    /// The overrides that apply.
+    #[prost(message, repeated, tag = "5")]
+    pub overrides: ::prost::alloc::vec::Vec<Override>,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ReadDescriptorsRequest {
@@ -1036,7 +1147,9 @@ impl Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum RankBy {
+    /// By denied requests. `hits` are the denied hits.
     Denied = 0,
+    /// By requested hits, whether they were allowed or not.
     Requested = 1,
 }
 impl RankBy {
@@ -1126,7 +1239,7 @@ impl EventKind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum RuleOrder {
-    /// Most denied hits of the last ten minutes first, then of the last hour, then most requested hits.
+    /// Most denied requests of the last ten minutes first, then of the last hour, then most requests.
     Denied = 0,
     /// The order of the rule files.
     File = 1,
@@ -1424,7 +1537,8 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Lists the entities with the most denied or requested hits on this instance during the last minutes.
+        /// Lists the entities with the most denied requests or with the most requested hits of the last minutes or of the last
+        /// hour, and the descriptors that no rule matches.
         pub async fn list_top_entities(
             &mut self,
             request: impl tonic::IntoRequest<super::ListTopEntitiesRequest>,
@@ -1679,7 +1793,7 @@ pub mod admin_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
-        /// Lists a part of the tree of rules with the activity of each rule on this instance. Available to the role `public`.
+        /// Lists a part of the tree of rules with the activity of each rule. Available to the role `public`.
         pub async fn list_rule_activity(
             &mut self,
             request: impl tonic::IntoRequest<super::ListRuleActivityRequest>,
@@ -1764,6 +1878,34 @@ pub mod admin_service_client {
                         "sluicegate.admin.v1.AdminService",
                         "ReadDescriptors",
                     ),
+                );
+            self.inner.unary(req, path, codec).await
+        }
+        /// Finds the entities that have a value, over all domains: by the rules with one level, by the overrides, and by the
+        /// entities that ListTopEntities ranks.
+        pub async fn find_entities(
+            &mut self,
+            request: impl tonic::IntoRequest<super::FindEntitiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindEntitiesResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.admin.v1.AdminService/FindEntities",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.admin.v1.AdminService", "FindEntities"),
                 );
             self.inner.unary(req, path, codec).await
         }
@@ -1858,7 +2000,8 @@ pub mod admin_service_server {
             tonic::Response<super::ListRulesResponse>,
             tonic::Status,
         >;
-        /// Lists the entities with the most denied or requested hits on this instance during the last minutes.
+        /// Lists the entities with the most denied requests or with the most requested hits of the last minutes or of the last
+        /// hour, and the descriptors that no rule matches.
         async fn list_top_entities(
             &self,
             request: tonic::Request<super::ListTopEntitiesRequest>,
@@ -1939,7 +2082,7 @@ pub mod admin_service_server {
             tonic::Response<Self::WatchActivityStream>,
             tonic::Status,
         >;
-        /// Lists a part of the tree of rules with the activity of each rule on this instance. Available to the role `public`.
+        /// Lists a part of the tree of rules with the activity of each rule. Available to the role `public`.
         async fn list_rule_activity(
             &self,
             request: tonic::Request<super::ListRuleActivityRequest>,
@@ -1962,6 +2105,15 @@ pub mod admin_service_server {
             request: tonic::Request<super::ReadDescriptorsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReadDescriptorsResponse>,
+            tonic::Status,
+        >;
+        /// Finds the entities that have a value, over all domains: by the rules with one level, by the overrides, and by the
+        /// entities that ListTopEntities ranks.
+        async fn find_entities(
+            &self,
+            request: tonic::Request<super::FindEntitiesRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::FindEntitiesResponse>,
             tonic::Status,
         >;
         /// Replays recorded requests with changed rules or limits and compares the decisions with those of the rules in force.
@@ -2894,6 +3046,51 @@ pub mod admin_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReadDescriptorsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.admin.v1.AdminService/FindEntities" => {
+                    #[allow(non_camel_case_types)]
+                    struct FindEntitiesSvc<T: AdminService>(pub Arc<T>);
+                    impl<
+                        T: AdminService,
+                    > tonic::server::UnaryService<super::FindEntitiesRequest>
+                    for FindEntitiesSvc<T> {
+                        type Response = super::FindEntitiesResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::FindEntitiesRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as AdminService>::find_entities(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = FindEntitiesSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -149,6 +149,18 @@ pub struct OverridesRequest {
     #[prost(uint64, optional, tag = "2")]
     pub after: ::core::option::Option<u64>,
 }
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActivityRequest {
+    /// Version of this protocol, as in PullRequest.
+    #[prost(uint32, tag = "1")]
+    pub protocol: u32,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ActivityResponse {
+    /// JSON, compressed with gzip, as instances with a shared Redis exchange it.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub report: ::prost::bytes::Bytes,
+}
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct OverridesPage {
     /// Position after all pages.
@@ -368,6 +380,33 @@ pub mod cluster_service_client {
                 );
             self.inner.server_streaming(req, path, codec).await
         }
+        /// Returns the activity of the called instance, for the console of the caller.
+        pub async fn activity(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ActivityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ActivityResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/sluicegate.cluster.v1.ClusterService/Activity",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("sluicegate.cluster.v1.ClusterService", "Activity"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -410,6 +449,14 @@ pub mod cluster_service_server {
             &self,
             request: tonic::Request<super::OverridesRequest>,
         ) -> std::result::Result<tonic::Response<Self::OverridesStream>, tonic::Status>;
+        /// Returns the activity of the called instance, for the console of the caller.
+        async fn activity(
+            &self,
+            request: tonic::Request<super::ActivityRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ActivityResponse>,
+            tonic::Status,
+        >;
     }
     #[derive(Debug)]
     pub struct ClusterServiceServer<T> {
@@ -619,6 +666,51 @@ pub mod cluster_service_server {
                                 max_encoding_message_size,
                             );
                         let res = grpc.server_streaming(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/sluicegate.cluster.v1.ClusterService/Activity" => {
+                    #[allow(non_camel_case_types)]
+                    struct ActivitySvc<T: ClusterService>(pub Arc<T>);
+                    impl<
+                        T: ClusterService,
+                    > tonic::server::UnaryService<super::ActivityRequest>
+                    for ActivitySvc<T> {
+                        type Response = super::ActivityResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ActivityRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as ClusterService>::activity(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ActivitySvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
                         Ok(res)
                     };
                     Box::pin(fut)

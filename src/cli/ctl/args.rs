@@ -1,6 +1,6 @@
 //! The arguments of `sluicegate ctl`.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -294,9 +294,12 @@ pub(super) struct ClearSwitch {
 
 #[derive(Debug, Args)]
 pub(super) struct Top {
-    /// Rank by requested hits instead of denied hits
+    /// Rank by requested hits instead of denied requests
     #[arg(long)]
     pub(super) requested: bool,
+    /// Count the last DURATION, up to 1h [default: 5m]
+    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    pub(super) last: Option<Duration>,
     /// List only entities of this domain
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(super) domain: String,
@@ -322,6 +325,8 @@ impl Top {
             domain: self.domain.clone(),
             rule: self.rule.clone(),
             max_results: self.max_results,
+            period_seconds: self.last.map_or(0, |period| u32::try_from(period.as_secs()).unwrap_or(u32::MAX)),
+            all_instances: false,
         }
     }
 }

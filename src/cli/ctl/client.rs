@@ -260,22 +260,44 @@ impl Client {
         Ok(all)
     }
 
-    /// Returns the entities with the most hits, summed over all instances.
+    /// Returns the entities with the most denied requests or hits, and the descriptors that no rule matches, summed over
+    /// all instances.
     pub(super) async fn top(
         &mut self,
         request: &api::ListTopEntitiesRequest,
     ) -> anyhow::Result<api::ListTopEntitiesResponse> {
         let mut merged = api::ListTopEntitiesResponse::default();
         let mut sums: BTreeMap<String, api::TopEntity> = BTreeMap::new();
+        let mut unmatched: BTreeMap<(String, Vec<String>), api::UnmatchedDescriptors> = BTreeMap::new();
         for (addr, service) in &mut self.instances {
             // An entity that is in twentieth place on every instance may be first in the sum.
             let request = api::ListTopEntitiesRequest { max_results: 1_000, ..request.clone() };
             let response = response_or_error(addr, service.list_top_entities(request).await)?;
             merged.period_seconds = merged.period_seconds.max(response.period_seconds);
             merged.total_hits += response.total_hits;
+            merged.total_requests += response.total_requests;
+            merged.instances.extend(response.instances);
+            for group in response.unmatched {
+                let name = (group.domain.clone(), group.keys.clone());
+                let sum = unmatched.entry(name).or_insert_with(|| api::UnmatchedDescriptors {
+                    recent: 0,
+                    total: 0,
+                    ..group.clone()
+                });
+                sum.recent += group.recent;
+                sum.total += group.total;
+            }
             for top in response.entities {
                 let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
-                let sum = sums.entry(name).or_insert_with(|| api::TopEntity { hits: 0, max_error: 0, ..top.clone() });
+                let sum = sums.entry(name).or_insert_with(|| api::TopEntity {
+                    hits: 0,
+                    max_error: 0,
+                    requests: 0,
+                    max_request_error: 0,
+                    ..top.clone()
+                });
+                sum.requests += top.requests;
+                sum.max_request_error += top.max_request_error;
                 sum.hits += top.hits;
                 sum.max_error += top.max_error;
                 let is_earlier = |one: &prost_types::Timestamp, other: &prost_types::Timestamp| {
@@ -289,8 +311,11 @@ impl Client {
             }
         }
         merged.entities = sums.into_values().collect();
-        merged.entities.sort_by_key(|top| std::cmp::Reverse(top.hits));
+        let by_hits = request.rank_by == i32::from(api::RankBy::Requested);
+        merged.entities.sort_by_key(|top| std::cmp::Reverse(if by_hits { top.hits } else { top.requests }));
         merged.entities.truncate(request.max_results as usize);
+        merged.unmatched = unmatched.into_values().collect();
+        merged.unmatched.sort_by_key(|group| std::cmp::Reverse((group.recent, group.total)));
         Ok(merged)
     }
 }

@@ -8,7 +8,13 @@ use prost_reflect::{DescriptorPool, DynamicMessage};
 use prost_types::Timestamp;
 use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1 as api};
 
-use super::{client::PerInstance, parse::target_name};
+use super::{
+    client::PerInstance,
+    parse::{escaped, target_name},
+};
+
+/// Maximum number of combinations of keys without a rule that are printed.
+const MAX_UNMATCHED: usize = 20;
 
 static POOL: LazyLock<Option<DescriptorPool>> = LazyLock::new(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok());
 
@@ -66,6 +72,9 @@ impl Output {
             ["override", "value", "until", "version", "changed", "reason"],
             &overrides.iter().map(row).collect::<Vec<_>>(),
         );
+        for entry in overrides.iter().filter(|entry| !entry.matches_nothing.is_empty()) {
+            println!("{} matches nothing: {}", target_name(entry.target.as_ref()), entry.matches_nothing);
+        }
         Ok(())
     }
 
@@ -136,18 +145,36 @@ impl Output {
         if self.json {
             return print_json("ListTopEntitiesResponse", response);
         }
-        println!("{} hits in {} s", response.total_hits, response.period_seconds);
-        let row = |top: &api::TopEntity| {
+        let (requests, hits) = (response.total_requests, response.total_hits);
+        println!("{requests} requests with {hits} hits in {} s", response.period_seconds);
+        let mut rows = Vec::new();
+        for top in &response.entities {
             let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
-            let hits = if top.max_error > 0 {
-                format!("{} to {}", top.hits - top.max_error, top.hits)
-            } else {
-                top.hits.to_string()
-            };
-            let since = top.since.map(format_time).unwrap_or_default();
-            [hits, name.replacen("limit|", "", 1), top.rule.clone(), since]
-        };
-        print_table(["hits", "descriptor", "rule", "since"], &response.entities.iter().map(row).collect::<Vec<_>>());
+            rows.push([
+                estimate(top.requests, top.max_request_error),
+                estimate(top.hits, top.max_error),
+                name.replacen("limit|", "", 1),
+                top.rule.clone(),
+                top.since.map(format_time).unwrap_or_default(),
+            ]);
+        }
+        print_table(["requests", "hits", "descriptor", "rule", "since"], &rows);
+        if response.unmatched.is_empty() {
+            return Ok(());
+        }
+        println!("\ndescriptors that no rule matches, so that they have no limit:");
+        let mut rows = Vec::new();
+        for group in response.unmatched.iter().take(MAX_UNMATCHED) {
+            rows.push([
+                group.recent.to_string(),
+                group.total.to_string(),
+                escaped(&group.domain),
+                group.keys.iter().map(|key| escaped(key)).collect::<Vec<_>>().join(", "),
+                group.nearest_rule.clone(),
+                group.latest.map(format_time).unwrap_or_default(),
+            ]);
+        }
+        print_table(["in 5 minutes", "total", "domain", "keys", "nearest rule", "latest"], &rows);
         Ok(())
     }
 
@@ -346,7 +373,11 @@ fn switch_line(switch: &api::Override) -> String {
         api::Origin::Instance => ", on this instance only",
     };
     let why = if switch.reason.is_empty() { String::new() } else { format!(": {}", switch.reason) };
-    format!("switch {name} {}{until}{origin} (by {}{why})", switch.value, switch.author)
+    let effect = match switch.matches_nothing.as_str() {
+        "" => String::new(),
+        problem => format!("; it matches nothing: {problem}"),
+    };
+    format!("switch {name} {}{until}{origin} (by {}{why}){effect}", switch.value, switch.author)
 }
 
 pub(super) fn format_time(time: Timestamp) -> String {
@@ -358,6 +389,14 @@ pub(super) fn format_time(time: Timestamp) -> String {
 fn format_duration(micros: u64) -> String {
     let millis = std::time::Duration::from_millis(micros.div_ceil(1_000));
     humantime::format_duration(millis).to_string()
+}
+
+/// Formats a number that may be too high by `max_error`.
+fn estimate(number: u64, max_error: u64) -> String {
+    match max_error {
+        0 => number.to_string(),
+        max_error => format!("{} to {number}", number.saturating_sub(max_error)),
+    }
 }
 
 fn print_table<const COLUMNS: usize>(header: [&str; COLUMNS], rows: &[[String; COLUMNS]]) {

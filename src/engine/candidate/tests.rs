@@ -150,7 +150,7 @@ fn a_candidate_is_evaluated_with_counters_and_statistics_of_its_own() {
     // Of the five hits of x, the candidate allows only the first.
     let outcomes = |requested, denied| Some(Outcomes { requested, denied, newly_denied: 3, newly_allowed: 0 });
     assert_eq!(candidate.outcomes().next(), outcomes(6, 4));
-    let ranking = |top: &TopEntities, by| top.ranking(by, 9, NOW, |_, _| true).total;
+    let ranking = |top: &TopEntities, by| top.ranking(by, 9, TopEntities::DEFAULT_PERIOD, NOW, |_, _| true).hits;
     assert_eq!(ranking(&candidate.newly_denied, RankBy::Denied), 3);
     assert_eq!(candidate.first_newly_denied().len(), 1);
     let hits = engine.statistics.hit_totals().requested;

@@ -103,8 +103,11 @@ impl<'r> KnownNames<'r> {
         if self.names_of(domain).rules.contains(rule) {
             return None;
         }
-        let names = self.names_of(domain).rules.clone();
         let problem = format!("domain {domain:?} has no rule {rule:?}");
+        if self.searches >= MAX_SEARCHES {
+            return Some(UnknownName { problem, nearest: None });
+        }
+        let names = self.names_of(domain).rules.clone();
         Some(self.unknown(problem, rule, names.iter().map(String::as_str)))
     }
 
@@ -134,6 +137,11 @@ impl<'r> KnownNames<'r> {
         let matched = entries.iter().map(|(key, value)| Entry { key, value });
         if self.rules.has_level(domain, matched) {
             return None;
+        }
+        if self.searches >= MAX_SEARCHES {
+            let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
+            let problem = format!("domain {domain:?} has no rule with the keys {:?}", keys.join(", "));
+            return Some(UnknownName { problem, nearest: None });
         }
         let mut lists: Vec<Vec<Arc<str>>> = self.names_of(domain).levels.iter().cloned().collect();
         for (level, (key, _)) in entries.iter().enumerate() {

@@ -253,7 +253,9 @@ impl Engine {
         }
         let descriptor = report.descriptor();
         let counter = match self.find_match(snapshot, report.domain, &descriptor, now) {
-            Match::None | Match::Off | Match::Unlimited(..) => return Ok(Some(Assignment::blanket(Quota::AllowAll))),
+            Match::None | Match::NoRule | Match::Off | Match::Unlimited(..) => {
+                return Ok(Some(Assignment::blanket(Quota::AllowAll)));
+            }
             Match::Denied(applied) => {
                 self.count_reported(report, &applied, &Decision::default(), now);
                 let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
@@ -538,10 +540,13 @@ impl Engine {
         for (hits, allowed) in [(report.allowed, true), (report.denied, false)] {
             let hits = hits.min(MAX_NUMBER);
             if hits > 0 {
-                let threshold = Threshold { limit, near, splits_denied: false, shadow, from_deny_cache: false };
+                // Envoy reports requests.
+                let requests = hits;
+                let threshold =
+                    Threshold { limit, requests, near, splits_denied: false, shadow, from_deny_cache: false };
                 applied.series.each(|series| {
                     let series = series.reports();
-                    series.count_requested(self.worker, hits);
+                    series.count_requested(self.worker, hits, requests);
                     series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, threshold);
                 });
                 self.record_top(report.domain, &Descriptor { hits, ..report.descriptor() }, applied, allowed, now);

@@ -13,6 +13,7 @@ pub(super) use shedding::{Outcome, Shedding};
 pub use totals::{ClassTotals, HitTotals, RuleHits, RuleTotals};
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
@@ -22,7 +23,7 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use self::series::Count;
 use crate::{
     algorithm::Micros,
-    engine::bounded,
+    engine::{UnmatchedDescriptors, bounded},
     metrics::{Counter, Striped, Totals, WorkerId, observe_counter, observe_gauge},
     rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment},
 };
@@ -72,6 +73,8 @@ pub struct Statistics {
     /// Labels of rules with a limit that cannot be divided, for which a message was logged.
     indivisible: Mutex<HashSet<Labels>>,
     overflow: Counter,
+    /// Descriptors that no rule of their domain matches.
+    pub(in crate::engine) unmatched: UnmatchedDescriptors,
     pub(super) unknown_domain: Counter,
     pub(super) unknown_plan: Counter,
     pub(super) global_shadow: Counter,
@@ -93,6 +96,7 @@ impl Statistics {
             other: Arc::new(Series::new(&["other".into(), "other".into()].into(), workers)),
             indivisible: Mutex::default(),
             overflow: Counter::new(workers),
+            unmatched: UnmatchedDescriptors::new(workers),
             unknown_domain: Counter::new(workers),
             unknown_plan: Counter::new(workers),
             global_shadow: Counter::new(workers),
@@ -136,6 +140,12 @@ impl Statistics {
         }
     }
 
+    /// Returns the descriptors that no rule of their domain matches.
+    #[must_use]
+    pub fn unmatched(&self) -> &UnmatchedDescriptors {
+        &self.unmatched
+    }
+
     /// Returns whether no indivisible limit with these labels was found since rules were loaded.
     pub(super) fn is_first_indivisible(&self, labels: &Labels) -> bool {
         lock(&self.indivisible).insert(Arc::clone(labels))
@@ -173,7 +183,7 @@ impl Statistics {
         if let Some(series) = dynamic.get(id) {
             return Some(Arc::clone(series));
         }
-        if (dynamic.len() + 1) * Count::ALL.len() > self.settings.max_dynamic_series {
+        if (dynamic.len() + 1) * Count::EXPORTED > self.settings.max_dynamic_series {
             let _ = self.full.set(dynamic.clone());
             return None;
         }
@@ -191,18 +201,27 @@ impl Statistics {
         all
     }
 
-    /// Sums a count by the labels that envoyproxy/ratelimit exports, the domain and two levels, and by protocol. Two
-    /// rules can have the same labels.
-    fn collect(&self, count: Count) -> BTreeMap<(Vec<Arc<str>>, Option<&'static str>), u64> {
-        let mut sums = BTreeMap::new();
+    /// Sums a count by labels and protocol. Two rules can have the same labels.
+    fn collect(&self, count: Count) -> BySeries {
+        let mut sums = BySeries::new();
         for series in self.all_series() {
             for (protocol, value) in series.by_protocol(count) {
                 // envoyproxy/ratelimit creates the counter of the deny cache with its first value, and a script of its
                 // tests counts the lines of the export.
                 if count != Count::DenyCache || value > 0 {
-                    let labels = series.labels().iter().take(3).cloned().collect();
-                    *sums.entry((labels, protocol)).or_default() += value;
+                    *sums.entry((exported_labels(&series), protocol)).or_default() += value;
                 }
+            }
+        }
+        sums
+    }
+
+    /// Sums the requests by labels and protocol, as [`Statistics::collect`].
+    fn collect_requests(&self) -> BySeries {
+        let mut sums = BySeries::new();
+        for series in self.all_series() {
+            for (protocol, value) in series.requests_by_protocol() {
+                *sums.entry((exported_labels(&series), protocol)).or_default() += value;
             }
         }
         sums
@@ -211,7 +230,7 @@ impl Statistics {
     /// Adds all counts to `totals`, under the statsd names of envoyproxy/ratelimit, which contain every level.
     pub fn add_totals(&self, totals: &mut Totals) {
         for series in self.all_series() {
-            for count in Count::ALL {
+            for count in Count::HITS {
                 if let Some(value) = series.sum(count) {
                     let name = format!("ratelimit.service.rate_limit.{}.{}", series.labels().join("."), count.name());
                     *totals.entry(name).or_default() += value;
@@ -223,21 +242,25 @@ impl Statistics {
 
     /// Registers all metrics. `now` is the clock by which requests are decided.
     pub fn observe(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
-        for count in Count::ALL {
+        for count in Count::HITS {
             let this = Arc::clone(self);
             let name = format!("ratelimit_service_rate_limit_{}", count.name());
-            let counter = meter.u64_observable_counter(name).with_description(count.description());
-            counter
-                .with_callback(move |observer| {
-                    for ((labels, protocol), value) in this.collect(count) {
-                        let labels = ["domain", "key1", "key2"].into_iter().zip(labels);
-                        let labels = labels.map(|(name, label)| KeyValue::new(name, label));
-                        let protocol = protocol.map(|protocol| KeyValue::new("protocol", protocol));
-                        observer.observe(value, &labels.chain(protocol).collect::<Vec<_>>());
-                    }
-                })
-                .build();
+            observe_series(meter, name, count.description(), move || this.collect(count));
         }
+        let this = Arc::clone(self);
+        observe_series(
+            meter,
+            "sluicegate_rule_requests_total",
+            "Requests with at least one hit for which a rule's limit decided",
+            move || this.collect_requests(),
+        );
+        let this = Arc::clone(self);
+        observe_series(
+            meter,
+            "sluicegate_rule_denied_requests_total",
+            Count::DeniedRequests.description(),
+            move || this.collect(Count::DeniedRequests),
+        );
         let this = Arc::clone(self);
         observe_counter(
             meter,
@@ -252,6 +275,16 @@ impl Statistics {
             "Descriptors of domains that no rule file defines",
             move || this.unknown_domain.get(),
         );
+        let this = Arc::clone(self);
+        let unmatched = meter.u64_observable_counter("sluicegate_rule_not_found_total");
+        unmatched
+            .with_description("Descriptors that no rule of their domain matches, so that they have no limit")
+            .with_callback(move |observer| {
+                for (domain, count) in this.unmatched.by_domain() {
+                    observer.observe(count, &[KeyValue::new("domain", series::sanitize(&domain))]);
+                }
+            })
+            .build();
         let this = Arc::clone(self);
         observe_counter(
             meter,
@@ -283,9 +316,37 @@ impl Statistics {
             meter,
             "sluicegate_metric_dynamic_series",
             "Number of series that contain callers' values",
-            move || (lock(&this.dynamic).len() * Count::ALL.len()) as u64,
+            move || (lock(&this.dynamic).len() * Count::EXPORTED) as u64,
         );
     }
+}
+
+/// Sums by the labels that are exported and by protocol.
+type BySeries = BTreeMap<(Vec<Arc<str>>, Option<&'static str>), u64>;
+
+/// Returns the labels that envoyproxy/ratelimit exports: the domain and two levels.
+fn exported_labels(series: &Series) -> Vec<Arc<str>> {
+    series.labels().iter().take(3).cloned().collect()
+}
+
+/// Registers a counter with one series for each set of labels; collecting calls `read`.
+fn observe_series(
+    meter: &Meter,
+    name: impl Into<Cow<'static, str>>,
+    description: &'static str,
+    read: impl Fn() -> BySeries + Send + Sync + 'static,
+) {
+    let counter = meter.u64_observable_counter(name).with_description(description);
+    counter
+        .with_callback(move |observer| {
+            for ((labels, protocol), value) in read() {
+                let labels = ["domain", "key1", "key2"].into_iter().zip(labels);
+                let labels = labels.map(|(name, label)| KeyValue::new(name, label));
+                let protocol = protocol.map(|protocol| KeyValue::new("protocol", protocol));
+                observer.observe(value, &labels.chain(protocol).collect::<Vec<_>>());
+            }
+        })
+        .build();
 }
 
 /// The metrics of each class by its labels: hits by outcome, and the time since which the class has been shed.

@@ -7,11 +7,11 @@ use std::sync::{
 
 use crate::{
     algorithm::Decision,
-    metrics::{Striped, WorkerId},
+    metrics::{Counter, Striped, WorkerId},
     rules::Labels,
 };
 
-/// A kind of hits that is counted.
+/// What a series counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
     Total,
@@ -21,11 +21,17 @@ pub(super) enum Count {
     Shadow,
     Soft,
     DenyCache,
+    DeniedRequests,
 }
 
 impl Count {
-    pub(super) const ALL: [Self; 7] =
+    /// Number of counts. With more than eight, the stripe of a worker would have a second cache line.
+    const NUMBER: usize = 8;
+    /// Hits, most of them under the names of envoyproxy/ratelimit.
+    pub(super) const HITS: [Self; 7] =
         [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache];
+    /// Number of exported series for one set of labels: those of [`Count::HITS`], requests, and denied requests.
+    pub(super) const EXPORTED: usize = Self::HITS.len() + 2;
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -36,6 +42,7 @@ impl Count {
             Self::Shadow => "shadow_mode",
             Self::Soft => "soft_limit",
             Self::DenyCache => "over_limit_with_local_cache",
+            Self::DeniedRequests => "denied_requests",
         }
     }
 
@@ -48,6 +55,7 @@ impl Count {
             Self::Shadow => "Hits over the limit of a rule in shadow mode",
             Self::Soft => "Hits above a rule's limit that were allowed because it is soft",
             Self::DenyCache => "Hits over a rule's limit that were denied from the deny cache",
+            Self::DeniedRequests => "Requests that a rule's limit denied",
         }
     }
 }
@@ -56,6 +64,8 @@ impl Count {
 #[derive(Clone, Copy)]
 pub(in crate::engine) struct Threshold {
     pub(in crate::engine) limit: u64,
+    /// Number of requests that the hits belong to.
+    pub(in crate::engine) requests: u64,
     /// The count above which hits are near the limit.
     pub(in crate::engine) near: u64,
     /// Whether denied requests count: then the hits below the limit are counted as within the limit.
@@ -71,7 +81,9 @@ pub(in crate::engine) struct Series {
     labels: Labels,
     workers: usize,
     /// Created at the first hit: of a hundred thousand rules most never match a request, and stripes are large.
-    counts: OnceLock<Striped<[AtomicU64; Count::ALL.len()]>>,
+    counts: OnceLock<Striped<[AtomicU64; Count::NUMBER]>>,
+    /// Hits after the first one of each request, for the number of requests. Most requests have one hit.
+    extra_hits: OnceLock<Counter>,
     /// The counts of hits that Envoys have admitted or denied by themselves.
     reports: OnceLock<Box<Self>>,
 }
@@ -82,7 +94,7 @@ impl Series {
         let clean: Vec<_> = labels.iter().map(|label| sanitize(label)).collect();
         let is_clean = clean.iter().map(String::as_str).eq(labels.iter().map(|label| &**label));
         let labels = if is_clean { Arc::clone(labels) } else { clean.into_iter().map(Arc::from).collect() };
-        Self { labels, workers, counts: OnceLock::new(), reports: OnceLock::new() }
+        Self { labels, workers, counts: OnceLock::new(), extra_hits: OnceLock::new(), reports: OnceLock::new() }
     }
 
     pub(super) fn labels(&self) -> &[Arc<str>] {
@@ -109,6 +121,21 @@ impl Series {
         [(None, sum(self)), (Some("rlqs"), reports)].into_iter().filter_map(|(protocol, sum)| Some((protocol, sum?)))
     }
 
+    /// Returns the number of requests with at least one hit for each protocol, as [`Series::by_protocol`].
+    pub(super) fn requests_by_protocol(&self) -> impl Iterator<Item = (Option<&'static str>, u64)> {
+        let extra_hits = self.extra_hits.get().map_or(0, Counter::get);
+        // In a report, each hit is a request. Workers count while the two sums are read.
+        self.by_protocol(Count::Total).map(move |(protocol, hits)| match protocol {
+            None => (protocol, hits.saturating_sub(extra_hits)),
+            Some(_) => (protocol, hits),
+        })
+    }
+
+    /// Returns the number of requests with at least one hit, or `None` if the series was never used.
+    pub(super) fn requests(&self) -> Option<u64> {
+        self.requests_by_protocol().map(|(_, sum)| sum).reduce(|calls, reports| calls + reports)
+    }
+
     fn add(&self, worker: WorkerId, count: Count, hits: u64) {
         if hits > 0 {
             let counts = self.counts.get_or_init(|| Striped::new(self.workers));
@@ -116,9 +143,12 @@ impl Series {
         }
     }
 
-    /// Counts requested hits, whether they are allowed or not.
-    pub(in crate::engine) fn count_requested(&self, worker: WorkerId, hits: u64) {
+    /// Counts the requested hits of some requests, whether they are allowed or not.
+    pub(in crate::engine) fn count_requested(&self, worker: WorkerId, hits: u64, requests: u64) {
         self.add(worker, Count::Total, hits);
+        if hits > requests {
+            self.extra_hits.get_or_init(|| Counter::new(self.workers)).add(worker, hits - requests);
+        }
     }
 
     /// Counts decided hits.
@@ -132,7 +162,7 @@ impl Series {
         decision: &Decision,
         threshold: Threshold,
     ) {
-        let Threshold { limit, near, splits_denied, shadow, from_deny_cache } = threshold;
+        let Threshold { limit, requests, near, splits_denied, shadow, from_deny_cache } = threshold;
         let after = decision.used;
         let before = after.saturating_sub(hits);
         let within = match decision.allowed {
@@ -148,6 +178,8 @@ impl Series {
         self.add(worker, Count::Over, over);
         if shadow {
             self.add(worker, Count::Shadow, over);
+        } else if !decision.allowed {
+            self.add(worker, Count::DeniedRequests, requests);
         }
         if from_deny_cache {
             self.add(worker, Count::DenyCache, over);

@@ -5,7 +5,7 @@ use crate::{algorithm::Decision, rules};
 
 /// Returns statistics with room for this number of combinations of values, and not quite for one more.
 fn statistics(combinations: usize) -> Arc<Statistics> {
-    let max_dynamic_series = (combinations + 1) * Count::ALL.len() - 1;
+    let max_dynamic_series = (combinations + 1) * Count::EXPORTED - 1;
     Statistics::new(2, StatisticsSettings { max_dynamic_series, near_limit_ratio: 0.8 })
 }
 
@@ -36,6 +36,7 @@ fn a_request_that_crosses_a_threshold_is_split() {
         let threshold = Threshold {
             limit: 10,
             near: statistics.near_threshold(10),
+            requests: 1,
             splits_denied: true,
             shadow: true,
             from_deny_cache: false,
@@ -75,13 +76,13 @@ fn labels_contain_the_values_that_rules_select() {
 fn callers_cannot_make_more_series_than_allowed() {
     let statistics = statistics(3);
     for user in 0..100 {
-        series(&statistics, &["d", &format!("user_{user}")]).count_requested(WorkerId(0), 1);
+        series(&statistics, &["d", &format!("user_{user}")]).count_requested(WorkerId(0), 1, 1);
     }
     let sums = statistics.collect(Count::Total);
     assert_eq!(sums.len(), 4);
     assert_eq!(sums[&(["other", "other"].map(Arc::from).to_vec(), None)], 97);
     assert_eq!(statistics.overflow.get(), 97);
-    series(&statistics, &["d", "user_1"]).count_requested(WorkerId(0), 1);
+    series(&statistics, &["d", "user_1"]).count_requested(WorkerId(0), 1, 1);
     assert_eq!(statistics.collect(Count::Total)[&(["d", "user_1"].map(Arc::from).to_vec(), None)], 2);
 }
 
@@ -98,8 +99,8 @@ fn labels_are_sanitized_like_those_of_envoyproxy_ratelimit() {
 #[test]
 fn each_count_and_each_outcome_has_its_own_name_and_description() {
     let distinct = |texts: &[&str]| texts.iter().collect::<std::collections::BTreeSet<_>>().len();
-    assert_eq!(distinct(&Count::ALL.map(Count::name)), Count::ALL.len());
-    assert_eq!(distinct(&Count::ALL.map(Count::description)), Count::ALL.len());
+    assert_eq!(distinct(&Count::HITS.map(Count::name)), Count::HITS.len());
+    assert_eq!(distinct(&Count::HITS.map(Count::description)), Count::HITS.len());
     assert_eq!(distinct(&Outcome::ALL.map(Outcome::name)), Outcome::ALL.len());
     let labels = class_labels(&["gold", "d", "user"].map(str::to_owned));
     let labels: Vec<_> = labels.iter().map(|label| format!("{}={}", label.key, label.value)).collect();
@@ -111,10 +112,11 @@ fn each_count_and_each_outcome_has_its_own_name_and_description() {
 fn unused_series_are_hidden() {
     let statistics = statistics(10);
     let series = series(&statistics, &["d", "user"]);
-    series.count_requested(WorkerId(0), 0);
+    series.count_requested(WorkerId(0), 0, 1);
     assert_eq!((series.sum(Count::Total), statistics.collect(Count::Total).len()), (None, 0));
     let deny = |from_deny_cache| {
-        let threshold = Threshold { limit: 2, near: 1, splits_denied: false, shadow: false, from_deny_cache };
+        let threshold =
+            Threshold { limit: 2, requests: 1, near: 1, splits_denied: false, shadow: false, from_deny_cache };
         series.count_decision(WorkerId(0), 3, &Decision { used: 3, ..Decision::default() }, threshold);
     };
     let counts =
@@ -131,9 +133,9 @@ fn hits_are_counted_by_protocol() {
     let statistics = statistics(10);
     let series = series(&statistics, &["d", "user"]);
     let exported = || statistics.collect(Count::Total).into_iter().map(|((_, protocol), hits)| (protocol, hits));
-    series.reports().count_requested(WorkerId(1), 3);
+    series.reports().count_requested(WorkerId(1), 3, 3);
     assert_eq!(exported().collect::<Vec<_>>(), [(Some("rlqs"), 3)]);
-    series.count_requested(WorkerId(0), 4);
+    series.count_requested(WorkerId(0), 4, 1);
     assert_eq!(exported().collect::<Vec<_>>(), [(None, 4), (Some("rlqs"), 3)]);
     let mut totals = Totals::new();
     statistics.add_totals(&mut totals);
@@ -179,4 +181,29 @@ fn classes_of_rules_with_equal_labels_are_added_up() {
     let classes: Vec<_> = statistics.by_class(Micros::from_secs(1_010)).into_iter().collect();
     let labels = ["all", "d", "a", "b"].map(str::to_owned).to_vec();
     assert_eq!(classes, [(labels, ([10, 0, 4], Some(Micros::from_secs(1_000))))]);
+}
+
+/// A request of many hits is one request, and a request that only shadow mode allows is not denied.
+#[test]
+fn requests_are_counted_beside_hits() {
+    let statistics = statistics(10);
+    let series = series(&statistics, &["d", "user"]);
+    let decide = |hits, allowed, shadow| {
+        series.count_requested(WorkerId(0), hits, 1);
+        let (requests, near) = (hits.min(1), 9);
+        let threshold = Threshold { limit: 10, requests, near, splits_denied: false, shadow, from_deny_cache: false };
+        series.count_decision(WorkerId(0), hits, &Decision { allowed, used: hits, ..Decision::default() }, threshold);
+    };
+    decide(9_000, true, false);
+    decide(7, false, false);
+    decide(1, false, false);
+    decide(5, false, true);
+    decide(0, false, false);
+    series.reports().count_requested(WorkerId(1), 3, 3);
+    let collected = |sums: BySeries| sums.into_iter().map(|((_, protocol), sum)| (protocol, sum)).collect::<Vec<_>>();
+    assert_eq!(collected(statistics.collect_requests()), [(None, 4), (Some("rlqs"), 3)]);
+    assert_eq!(collected(statistics.collect(Count::DeniedRequests))[0], (None, 2));
+    let totals = RuleTotals(series).get().unwrap();
+    let expected = RuleHits { requests: 7, denied_requests: 2, requested: 9_016, denied: 8, shadow: 5 };
+    assert_eq!(totals, expected);
 }

@@ -35,9 +35,13 @@ pub struct ClassTotals {
     pub shed_since: Option<Micros>,
 }
 
-/// Hits of one rule.
+/// Hits and requests of one rule.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RuleHits {
+    /// Requests that the limit decided.
+    pub requests: u64,
+    /// Requests that the limit denied.
+    pub denied_requests: u64,
     /// Requested hits.
     pub requested: u64,
     /// Denied hits.
@@ -51,6 +55,8 @@ impl RuleHits {
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         Self {
+            requests: self.requests.saturating_sub(earlier.requests),
+            denied_requests: self.denied_requests.saturating_sub(earlier.denied_requests),
             requested: self.requested.saturating_sub(earlier.requested),
             denied: self.denied.saturating_sub(earlier.denied),
             shadow: self.shadow.saturating_sub(earlier.shadow),
@@ -68,7 +74,13 @@ impl RuleTotals {
     pub fn get(&self) -> Option<RuleHits> {
         let (requested, over) = (self.0.sum(Count::Total)?, self.0.sum(Count::Over)?);
         let shadow = self.0.sum(Count::Shadow)?;
-        Some(RuleHits { requested, denied: over.saturating_sub(shadow), shadow })
+        Some(RuleHits {
+            requests: self.0.requests()?,
+            denied_requests: self.0.sum(Count::DeniedRequests)?,
+            requested,
+            denied: over.saturating_sub(shadow),
+            shadow,
+        })
     }
 
     /// Returns a number that identifies the rule for as long as this value exists.

@@ -8,6 +8,8 @@ use std::{
     sync::Arc,
 };
 
+use serde::{Deserialize, Serialize};
+
 use super::instances::Instance;
 use crate::{
     algorithm::Micros,
@@ -24,7 +26,7 @@ const MAX_EVENTS: usize = 200;
 const MAX_LISTED: usize = 3;
 
 /// The kind of an event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum EventKind {
     /// The instance started.
     Start,
@@ -65,6 +67,8 @@ pub struct Event {
     pub author: String,
     /// The reason that the operator gave.
     pub reason: String,
+    /// The instance that reports the event; empty for this one.
+    pub instance: String,
 }
 
 /// The latest events, the oldest first.
@@ -212,7 +216,8 @@ pub(super) fn started(at: Micros, instance: &Instance) -> Event {
 }
 
 fn event(kind: EventKind, at: Micros, text: String) -> Event {
-    Event { id: 0, at, kind, public_text: text.clone(), text, author: String::new(), reason: String::new() }
+    let (author, reason, instance) = (String::new(), String::new(), String::new());
+    Event { id: 0, at, kind, public_text: text.clone(), text, author, reason, instance }
 }
 
 /// Returns the event of a change of overrides, or of an operator's action that changed none.

@@ -23,8 +23,9 @@ const MAX_CLASSES: usize = 16;
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) at: Micros,
-    /// Requests, and requests without a decision.
+    /// Requests, denied requests, and requests without a decision.
     pub(super) requests: u64,
+    pub(super) denied_requests: u64,
     pub(super) errors: u64,
     pub(super) hits: HitTotals,
     /// Calls to the store, and failed ones.
@@ -46,6 +47,9 @@ pub struct Period {
     pub length: u64,
     /// Number of requests decided.
     pub requests: u64,
+    /// Number of denied requests.
+    #[serde(default)]
+    pub denied_requests: u64,
     /// Number of requests without a decision.
     pub errors: u64,
     /// Requested hits.
@@ -87,6 +91,7 @@ impl Period {
             start: before.at.get(),
             length: (now.at - before.at).get(),
             requests: now.requests.saturating_sub(before.requests),
+            denied_requests: now.denied_requests.saturating_sub(before.denied_requests),
             errors: now.errors.saturating_sub(before.errors),
             requested: hits(|hits| hits.requested),
             denied: hits(|hits| hits.denied),
@@ -105,6 +110,7 @@ impl Period {
         self.length = self.length.max(other.length);
         for (sum, count) in [
             (&mut self.requests, other.requests),
+            (&mut self.denied_requests, other.denied_requests),
             (&mut self.errors, other.errors),
             (&mut self.requested, other.requested),
             (&mut self.denied, other.denied),

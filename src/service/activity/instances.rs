@@ -1,16 +1,17 @@
-//! [`Instances`]: the activity of the instances that share a store, exchanged through Redis while there are viewers.
+//! [`Report`]: the activity of one instance for the others, which they exchange through Redis or with their peers while
+//! there are viewers. [`Others`]: the latest report of each other instance.
 
 use std::{
     collections::BTreeMap,
     io::Read,
-    sync::Arc,
+    sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
 
 use flate2::{Compression, read::GzDecoder, read::GzEncoder};
 use serde::{Deserialize, Serialize};
 
-use super::history::Period;
+use super::{history::Period, lock, tables::Tables};
 use crate::{
     algorithm::Micros,
     store::{AnyStore, Redis},
@@ -19,9 +20,11 @@ use crate::{
 /// Length of a period in the report of an instance.
 pub(super) const STEP: Micros = Micros::from_secs(30);
 /// Time between two exchanges.
-pub(super) const INTERVAL: Duration = Duration::from_secs(2);
+pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Time without a change after which a report is ignored.
 const MAX_AGE: Duration = Duration::from_secs(10);
+/// Maximum number of peers whose reports are added up.
+const MAX_PEERS: usize = 50;
 /// Maximum size of a report after decompression.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
@@ -37,7 +40,7 @@ pub struct Instance {
 }
 
 /// The report of one instance.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Report {
     pub(super) instance: Instance,
     /// Time of the report in microseconds since the Unix epoch.
@@ -45,59 +48,106 @@ pub(super) struct Report {
     /// The last hour in periods of [`STEP`].
     pub(super) steps: Vec<Period>,
     pub(super) current: Period,
+    /// Absent in reports of earlier versions.
+    #[serde(default)]
+    pub(super) tables: Tables,
 }
 
-/// Reports of other instances.
+/// The latest reports of other instances.
+#[derive(Default)]
+pub(super) struct Others {
+    /// The report of each instance, and when it changed last.
+    reports: BTreeMap<String, (Arc<Report>, Instant)>,
+}
+
+impl Others {
+    /// Replaces the reports by those that were just read. `own` is the name of this instance.
+    pub(super) fn update(&mut self, reports: Vec<(String, Vec<u8>)>, own: &str) {
+        let reports = reports.into_iter().filter(|(instance, _)| instance != own);
+        let reports: BTreeMap<_, _> = reports.filter_map(|(name, bytes)| Some((name, decode(&bytes)?))).collect();
+        self.reports.retain(|name, _| reports.contains_key(name));
+        for (name, report) in reports {
+            // Clocks of hosts differ, so the age of a report is the time since it changed.
+            match self.reports.get(&name) {
+                Some((known, _)) if known.at == report.at => {}
+                _ => drop(self.reports.insert(name, (Arc::new(report), Instant::now()))),
+            }
+        }
+    }
+
+    /// Adds or replaces the report of a peer, unless it comes from this instance, or too many peers have reported.
+    pub(super) fn add(&mut self, address: String, report: &[u8], own: &str) {
+        self.reports.retain(|_, (_, changed)| changed.elapsed() <= MAX_AGE);
+        if self.reports.len() >= MAX_PEERS && !self.reports.contains_key(&address) {
+            return;
+        }
+        if let Some(report) = decode(report).filter(|report| report.instance.name != own) {
+            self.reports.insert(address, (Arc::new(report), Instant::now()));
+        }
+    }
+
+    /// Returns the names of the instances whose reports are outdated.
+    fn outdated(&self) -> Vec<String> {
+        let outdated = self.reports.iter().filter(|(_, (_, changed))| changed.elapsed() > MAX_AGE);
+        outdated.map(|(name, _)| name.clone()).collect()
+    }
+
+    /// Returns the reports that are not outdated.
+    pub(super) fn current(&self) -> Vec<Arc<Report>> {
+        let current = self.reports.values().filter(|(_, changed)| changed.elapsed() <= MAX_AGE);
+        current.map(|(report, _)| Arc::clone(report)).collect()
+    }
+}
+
+/// The exchange of reports through Redis.
 pub(super) struct Instances {
     redis: Redis,
-    /// The report of each instance, and when it changed last.
-    others: BTreeMap<String, (Report, Instant)>,
     is_read: bool,
 }
 
 impl Instances {
-    /// Returns `None` if the counters are in memory, so that there are no other instances.
+    /// Returns `None` if the counters are in memory.
     pub(super) fn new(store: &AnyStore) -> Option<Self> {
         let AnyStore::Redis(local) = store else {
             return None;
         };
-        Some(Self { redis: local.store().clone(), others: BTreeMap::new(), is_read: false })
+        Some(Self { redis: local.store().clone(), is_read: false })
     }
 
     /// Publishes the report of this instance if any instance reads reports, and reads those of the others if `read` is
     /// set.
     ///
     /// Without an answer from Redis, nothing changes, and the reports of the other instances become outdated.
-    pub(super) async fn exchange(&mut self, own: impl FnOnce() -> Report, read: bool, name: &str) {
-        let report = (self.is_read || read).then(|| encode(&own()));
-        let outdated = self.others.iter().filter(|(_, (_, changed))| changed.elapsed() > MAX_AGE);
-        let outdated: Vec<String> = outdated.map(|(name, _)| name.clone()).collect();
+    pub(super) async fn exchange(
+        &mut self,
+        report: impl FnOnce() -> Vec<u8>,
+        read: bool,
+        name: &str,
+        others: &Mutex<Others>,
+    ) {
+        let report = (self.is_read || read).then(report);
+        let outdated = lock(others).outdated();
         let exchanged = self.redis.exchange_activity(name, report.as_deref(), read, &outdated).await;
         if let Ok(answer) = exchanged {
             self.is_read = answer.is_read;
-            let reports = answer.reports.into_iter().filter(|(instance, _)| instance != name);
-            let reports: BTreeMap<_, _> = reports.filter_map(|(name, bytes)| Some((name, decode(&bytes)?))).collect();
-            self.others.retain(|name, _| reports.contains_key(name));
-            for (name, report) in reports {
-                // Clocks of hosts differ, so the age of a report is the time since it changed.
-                match self.others.get(&name) {
-                    Some((known, _)) if known.at == report.at => {}
-                    _ => drop(self.others.insert(name, (report, Instant::now()))),
-                }
-            }
+            lock(others).update(answer.reports, name);
         }
-    }
-
-    /// Returns the reports of the other instances that are not outdated.
-    pub(super) fn others(&self) -> impl Iterator<Item = &Report> {
-        self.others.values().filter(|(_, changed)| changed.elapsed() <= MAX_AGE).map(|(report, _)| report)
     }
 }
 
-/// Sums up reports: the periods by their start, and the decisions of the last seconds.
-pub(super) fn sum<'a>(reports: impl Iterator<Item = &'a Report>) -> (BTreeMap<u64, Period>, Period) {
-    let (mut steps, mut current) = (BTreeMap::<u64, Period>::new(), Period::default());
-    for report in reports {
+/// The activity of one or several instances.
+pub(super) struct Sums {
+    /// The last hour.
+    pub(super) steps: Vec<Period>,
+    /// The last seconds.
+    pub(super) current: Period,
+}
+
+/// Adds the reports of other instances: the periods by their start, and the decisions of the last seconds.
+pub(super) fn sum<'a>(own: Sums, others: impl Iterator<Item = &'a Report>) -> Sums {
+    let mut current = own.current;
+    let mut steps: BTreeMap<u64, Period> = own.steps.into_iter().map(|step| (step.start, step)).collect();
+    for report in others {
         for step in &report.steps {
             let zero = || Period { start: step.start, ..Period::default() };
             steps.entry(step.start).or_insert_with(zero).add(step);
@@ -105,10 +155,10 @@ pub(super) fn sum<'a>(reports: impl Iterator<Item = &'a Report>) -> (BTreeMap<u6
         current.start = current.start.max(report.current.start);
         current.add(&report.current);
     }
-    (steps, current)
+    Sums { steps: steps.into_values().collect(), current }
 }
 
-fn encode(report: &Report) -> Vec<u8> {
+pub(super) fn encode(report: &Report) -> Vec<u8> {
     let json = serde_json::to_vec(report).unwrap_or_default();
     let mut bytes = Vec::new();
     // Reading from memory cannot fail.
@@ -119,7 +169,9 @@ fn encode(report: &Report) -> Vec<u8> {
 pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
     let mut json = Vec::new();
     GzDecoder::new(bytes).take(MAX_REPORT_BYTES).read_to_end(&mut json).ok()?;
-    serde_json::from_slice(&json).ok()
+    let mut report: Report = serde_json::from_slice(&json).ok()?;
+    report.tables.truncate();
+    Some(report)
 }
 
 /// Returns the name of this instance: the host and the port.
@@ -140,15 +192,17 @@ mod tests {
         let period =
             |(start, requests): &(u64, u64)| Period { start: *start, requests: *requests, ..Period::default() };
         let instance = Instance { name: name.to_owned(), ..Instance::default() };
-        Report { instance, at: 7, steps: steps.iter().map(period).collect(), current: period(&(100, requests)) }
+        let (steps, current) = (steps.iter().map(period).collect(), period(&(100, requests)));
+        Report { instance, at: 7, steps, current, tables: Tables::default() }
     }
 
     #[test]
     fn reports_are_summed_by_the_start_of_their_periods() {
-        let reports = [report("a", &[(30, 1), (60, 2)], 5), report("b", &[(60, 10), (90, 20)], 6)];
-        let (steps, current) = sum(reports.iter());
-        let requests: Vec<_> = steps.iter().map(|(start, step)| (*start, step.start, step.requests)).collect();
-        assert_eq!(requests, [(30, 30, 1), (60, 60, 12), (90, 90, 20)]);
+        let own = report("a", &[(30, 1), (60, 2)], 5);
+        let own = Sums { steps: own.steps, current: own.current };
+        let Sums { steps, current } = sum(own, [&report("b", &[(60, 10), (90, 20)], 6)].into_iter());
+        let requests: Vec<_> = steps.iter().map(|step| (step.start, step.requests)).collect();
+        assert_eq!(requests, [(30, 1), (60, 12), (90, 20)]);
         assert_eq!((current.start, current.requests), (100, 11));
     }
 

@@ -11,24 +11,29 @@ mod history;
 mod instances;
 mod query;
 mod rules;
+mod tables;
 mod tree;
+mod unmatched;
 
 pub use events::{Event, EventKind};
 pub use history::{ClassHits, MAX_PERIODS, PERIOD, Period};
-pub use instances::{Instance, instance_name};
-pub use query::{RuleOrder, RuleQuery};
-pub use rules::{RuleList, RuleRow};
+pub use instances::{INTERVAL, Instance, instance_name};
+pub use query::{RuleOrder, RuleQuery, TopQuery};
+pub use rules::{Minute, RuleList, RuleRow};
 pub use tree::Hits;
+pub use unmatched::Unmatched;
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use bytes::Bytes;
 use tokio::{
     sync::{Notify, watch},
     time::{interval, sleep},
@@ -37,13 +42,18 @@ use tokio::{
 use self::{
     events::{Detector, EventLog, Observed},
     history::{History, Totals},
-    instances::{INTERVAL, Instances, Report, STEP},
+    instances::{Instances, Others, Report, STEP, Sums},
     rules::RuleTable,
+    tables::{MAX_UNMATCHED, Tables},
+    unmatched::UnmatchedTable,
 };
 use super::{Clock, OverrideSync, check, reload::Reloader};
 use crate::{
     algorithm::Micros,
-    engine::{Snapshot, Statistics, overrides::Origin},
+    engine::{
+        Ranking, Snapshot, Statistics, TopEntities,
+        overrides::{Origin, Target},
+    },
     store::{self, AnyStore},
 };
 
@@ -62,6 +72,8 @@ pub struct Sources {
     pub store_metrics: Arc<store::Metrics>,
     /// Hits by rule.
     pub statistics: Arc<Statistics>,
+    /// The entities with the most denied requests and with the most hits.
+    pub top: Arc<TopEntities>,
     /// The store.
     pub store: AnyStore,
     /// The overrides.
@@ -78,6 +90,13 @@ pub struct Activity {
     instance: Instance,
     state: Mutex<State>,
     rules: Mutex<RuleTable>,
+    unmatched: Mutex<UnmatchedTable>,
+    /// The reports of the other instances.
+    others: Mutex<Others>,
+    /// The last encoded report, and when it was made.
+    recent_report: Mutex<Option<(Instant, Bytes)>>,
+    /// Whether this instance exchanges reports with its peers.
+    has_peers: AtomicBool,
     /// Number of viewers, and of those who watch all instances.
     viewers: AtomicUsize,
     viewers_of_all: AtomicUsize,
@@ -99,8 +118,6 @@ struct State {
     snapshot: Weak<Snapshot>,
     /// Changes with each snapshot.
     rules_version: u64,
-    /// The reports of the other instances.
-    others: Vec<Report>,
 }
 
 /// Error returned when the maximum number of viewers is connected.
@@ -119,7 +136,7 @@ pub struct Update {
     pub current: Period,
     /// The servers of the store, and whether all workers are connected to them.
     pub servers: Vec<(Arc<str>, bool)>,
-    /// New events of this instance, the oldest first.
+    /// New events of these instances, the oldest first.
     pub events: Vec<Event>,
     /// The instances that the update is about.
     pub instances: Vec<Instance>,
@@ -140,6 +157,10 @@ impl Activity {
             instance,
             state: Mutex::new(state),
             rules: Mutex::default(),
+            unmatched: Mutex::default(),
+            others: Mutex::default(),
+            recent_report: Mutex::default(),
+            has_peers: AtomicBool::new(false),
             viewers: AtomicUsize::new(0),
             viewers_of_all: AtomicUsize::new(0),
             public_viewers: AtomicUsize::new(0),
@@ -162,15 +183,14 @@ impl Activity {
         }
     }
 
-    /// Exchanges the activity with the other instances. Never returns, unless counters are in memory.
+    /// Exchanges the activity with the other instances through Redis. Never returns, unless counters are in memory.
     pub async fn follow_instances(self: Arc<Self>) {
         let Some(mut instances) = Instances::new(&self.sources.store) else {
             return;
         };
         loop {
-            let read = self.viewers_of_all.load(Relaxed) > 0;
-            instances.exchange(|| self.report(), read, &self.instance.name).await;
-            lock(&self.state).others = instances.others().cloned().collect();
+            let read = self.is_watched_by_all();
+            instances.exchange(|| instances::encode(&self.report()), read, &self.instance.name, &self.others).await;
             tokio::select! {
                 () = sleep(INTERVAL) => {}
                 () = self.wake.notified() => {}
@@ -186,6 +206,9 @@ impl Activity {
         // A query of the rules may hold this lock for a while; the next poll tries again.
         if let Ok(mut rules) = self.rules.try_lock() {
             rules.tick(&snapshot, now);
+        }
+        if let Ok(mut unmatched) = self.unmatched.try_lock() {
+            unmatched.update(self.sources.statistics.unmatched(), &snapshot);
         }
         let mut state = lock(&self.state);
         let period_ended = state.history.is_due(now);
@@ -231,6 +254,7 @@ impl Activity {
         Totals {
             at,
             requests: check_metrics.latency().count(),
+            denied_requests: check_metrics.denied(),
             errors,
             hits: statistics.hit_totals(),
             store_calls: if is_memory { 0 } else { store_metrics.latency().count() },
@@ -243,9 +267,93 @@ impl Activity {
 
     /// Returns the activity of this instance for other instances.
     fn report(&self) -> Report {
+        let now = self.sources.clock.now();
+        let snapshot = self.sources.reloader.rules().load_full();
+        let rules = lock(&self.rules).report(&snapshot, now);
+        let unmatched = lock(&self.unmatched).list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
         let state = lock(&self.state);
+        let tables = Tables::new(&self.sources.top, rules, state.events.after(0).cloned(), unmatched, now);
         let (steps, current) = (state.history.steps(STEP), state.history.current());
-        Report { instance: self.instance.clone(), at: self.sources.clock.now().get(), steps, current }
+        Report { instance: self.instance.clone(), at: now.get(), steps, current, tables }
+    }
+
+    /// Returns an encoded report that is at most as old as the interval of the exchange, for peers that ask often.
+    #[must_use]
+    pub fn recent_report(&self) -> Bytes {
+        let mut recent = lock(&self.recent_report);
+        match &*recent {
+            Some((made_at, report)) if made_at.elapsed() < INTERVAL / 2 => report.clone(),
+            _ => {
+                let report = Bytes::from(instances::encode(&self.report()));
+                *recent = Some((Instant::now(), report.clone()));
+                report
+            }
+        }
+    }
+
+    /// Adds the report of a peer.
+    pub fn add_report(&self, address: SocketAddr, report: &[u8]) {
+        lock(&self.others).add(address.to_string(), report, &self.instance.name);
+    }
+
+    /// Returns whether a viewer watches all instances.
+    fn is_watched_by_all(&self) -> bool {
+        self.viewers_of_all.load(Relaxed) > 0
+    }
+
+    /// Returns whether the reports of peers are needed: a viewer watches all instances, which do not share Redis.
+    #[must_use]
+    pub fn reads_from_peers(&self) -> bool {
+        self.is_watched_by_all() && matches!(self.sources.store, AnyStore::Memory(_))
+    }
+
+    /// Offers the sum over all instances, although there is no Redis: the peers exchange reports.
+    pub fn set_has_peers(&self) {
+        self.has_peers.store(true, Relaxed);
+    }
+
+    /// Returns whether the sum over all instances is available.
+    #[must_use]
+    pub fn has_others(&self) -> bool {
+        self.has_peers.load(Relaxed) || !matches!(self.sources.store, AnyStore::Memory(_))
+    }
+
+    /// Returns the reports of the other instances, if they are wanted.
+    fn others(&self, all_instances: bool) -> Vec<Arc<Report>> {
+        if all_instances { lock(&self.others).current() } else { Vec::new() }
+    }
+
+    /// Returns the names of this instance and of those with reports.
+    fn names(&self, others: &[Arc<Report>]) -> Vec<String> {
+        let others = others.iter().map(|report| report.instance.name.clone());
+        std::iter::once(self.instance.name.clone()).chain(others).collect()
+    }
+
+    /// Returns the entities with the most denied requests or the most hits, among those that `filter` accepts, and the
+    /// names of the instances that were counted.
+    #[must_use]
+    pub fn top(&self, query: &TopQuery, filter: impl Fn(&Target, &str) -> bool) -> (Ranking, Vec<String>) {
+        let others = self.others(query.all_instances);
+        let period = query.period();
+        // An entity that is in the last place on every instance may be the first one in the sum.
+        let max_entities = if others.is_empty() { query.max_entities } else { usize::MAX };
+        let now = self.sources.clock.now();
+        let own = self.sources.top.ranking(query.rank_by, max_entities, period, now, &filter);
+        let names = self.names(&others);
+        if others.is_empty() {
+            return (own, names);
+        }
+        let tables = others.iter().map(|report| &report.tables);
+        (tables::add_rankings(own, tables, query.rank_by, period, query.max_entities, filter), names)
+    }
+
+    /// Returns the descriptors that no rule matches, the most frequent ones first.
+    #[must_use]
+    pub fn unmatched(&self, all_instances: bool) -> Vec<Unmatched> {
+        let others = self.others(all_instances);
+        let now = self.sources.clock.now();
+        let own = lock(&self.unmatched).list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
+        unmatched::add(&own, others.iter().flat_map(|report| &report.tables.unmatched))
     }
 
     /// Starts to watch the activity of this instance, or the sum over all instances. Viewers that have not
@@ -255,7 +363,7 @@ impl Activity {
     ///
     /// Returns an error if there are too many viewers.
     pub fn watch(self: &Arc<Self>, all_instances: bool, is_authenticated: bool) -> Result<Viewer, TooManyViewers> {
-        let all_instances = all_instances && !matches!(self.sources.store, AnyStore::Memory(_));
+        let all_instances = all_instances && self.has_others();
         let viewer = Viewer {
             activity: Arc::clone(self),
             all_instances,
@@ -263,6 +371,7 @@ impl Activity {
             ticks: self.ticks.subscribe(),
             is_first: true,
             last_event: 0,
+            last_events: BTreeMap::new(),
             last_start: 0,
             sent: BTreeMap::new(),
         };
@@ -289,13 +398,24 @@ impl Activity {
         &self.instance
     }
 
-    /// Returns rows of the tree of rules with the activity of each rule on this instance. May take some milliseconds per
-    /// 10,000 rules.
+    /// Returns rows of the tree of rules with the activity of each rule. May take some milliseconds per 10,000 rules.
     #[must_use]
     pub fn list_rules(&self, query: &RuleQuery) -> RuleList {
         let snapshot = self.sources.reloader.rules().load_full();
-        lock(&self.rules).list(&snapshot, query, self.sources.clock.now())
+        let others = self.others(query.all_instances);
+        let instances = self.names(&others);
+        let reports = others.iter().flat_map(|report| &report.tables.rules);
+        let list = lock(&self.rules).list(&snapshot, query, reports, self.sources.clock.now());
+        RuleList { instances, ..list }
     }
+}
+
+/// The last event of another instance that a viewer has received.
+#[derive(Default)]
+struct LastEvent {
+    /// When the instance was started.
+    since: u64,
+    id: u64,
 }
 
 /// Receives the activity of the last hour, and then an update every second.
@@ -305,8 +425,10 @@ pub struct Viewer {
     is_authenticated: bool,
     ticks: watch::Receiver<()>,
     is_first: bool,
-    /// Id of the last event that was sent.
+    /// Id of the last event of this instance that was sent.
     last_event: u64,
+    /// The last events of the other instances that were sent.
+    last_events: BTreeMap<String, LastEvent>,
     /// Start of the last period that was sent.
     last_start: u64,
     /// The summed periods as they were sent.
@@ -323,19 +445,20 @@ impl Viewer {
             self.ticks.mark_unchanged();
         }
         let activity = Arc::clone(&self.activity);
-        let own = self.all_instances.then(|| activity.report());
+        let others = activity.others(self.all_instances);
         let state = lock(&activity.state);
         let mut instances = vec![activity.instance.clone()];
-        let (periods, current) = match own {
-            None => (self.own_periods(&state), state.history.current()),
-            Some(own) => {
-                instances.extend(state.others.iter().map(|report| report.instance.clone()));
-                let (steps, current) = instances::sum(std::iter::once(&own).chain(&state.others));
-                (self.changed(steps), current)
-            }
+        instances.extend(others.iter().map(|report| report.instance.clone()));
+        let (periods, current) = if self.all_instances {
+            let own = Sums { steps: state.history.steps(STEP), current: state.history.current() };
+            let sums = instances::sum(own, others.iter().map(|report| &**report));
+            (self.changed(sums.steps), sums.current)
+        } else {
+            (self.own_periods(&state), state.history.current())
         };
-        let events: Vec<Event> = state.events.after(self.last_event).cloned().collect();
+        let mut events: Vec<Event> = state.events.after(self.last_event).cloned().collect();
         self.last_event = events.last().map_or(self.last_event, |event| event.id);
+        self.add_events_of(&others, &mut events, &state);
         Update {
             at: activity.sources.clock.now(),
             periods,
@@ -353,6 +476,27 @@ impl Viewer {
         &self.activity.instance.name
     }
 
+    /// Adds the events of other instances that were not sent before, in the order of time.
+    fn add_events_of(&mut self, others: &[Arc<Report>], events: &mut Vec<Event>, state: &State) {
+        for report in others {
+            let name = &report.instance.name;
+            let last = self.last_events.entry(name.clone()).or_default();
+            // An instance that was restarted counts its events from 1 again.
+            if last.since != report.instance.since {
+                *last = LastEvent { since: report.instance.since, id: 0 };
+            }
+            for event in report.tables.events_after(last.id, name) {
+                last.id = event.id;
+                // Every instance reports the changes of shared overrides and rules.
+                let is_same = |own: &Event| (own.kind, own.at, &own.text) == (event.kind, event.at, &event.text);
+                if !state.events.after(0).any(is_same) {
+                    events.push(event);
+                }
+            }
+        }
+        events.sort_by_key(|event| event.at);
+    }
+
     fn own_periods(&mut self, state: &State) -> Vec<Period> {
         let periods: Vec<Period> = state.history.periods_after(self.last_start).cloned().collect();
         self.last_start = periods.last().map_or(self.last_start, |period| period.start);
@@ -360,9 +504,9 @@ impl Viewer {
     }
 
     /// Returns the periods that differ from those sent before.
-    fn changed(&mut self, steps: BTreeMap<u64, Period>) -> Vec<Period> {
-        let changed = steps.values().filter(|step| self.sent.get(&step.start) != Some(step)).cloned().collect();
-        self.sent = steps;
+    fn changed(&mut self, steps: Vec<Period>) -> Vec<Period> {
+        let changed = steps.iter().filter(|step| self.sent.get(&step.start) != Some(step)).cloned().collect();
+        self.sent = steps.into_iter().map(|step| (step.start, step)).collect();
         changed
     }
 }
@@ -477,7 +621,7 @@ mod tests {
     fn only_summed_periods_that_changed_are_sent_again() {
         let mut viewer = admin(RULES).activity.watch(false, true).unwrap();
         let mut sent = |requests: [u64; 2]| {
-            let period = |(start, requests): (u64, u64)| (start, Period { start, requests, ..Period::default() });
+            let period = |(start, requests): (u64, u64)| Period { start, requests, ..Period::default() };
             let steps = [(30, requests[0]), (60, requests[1])].map(period).into();
             let changed = viewer.changed(steps);
             changed.iter().map(|period| period.start).collect::<Vec<_>>()

@@ -1,13 +1,42 @@
-//! [`RuleQuery`]: which rules of the activity to return, and in which order.
+//! [`RuleQuery`] and [`TopQuery`]: which rules and which entities of the activity to return.
+
+use std::time::Duration;
+
+use crate::engine::{RankBy, TopEntities};
 
 /// The order of rules on the same level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleOrder {
-    /// Most denied hits of the last ten minutes first, then most requested hits of the last hour.
+    /// Most denied requests of the last ten minutes first, then of the last hour, then most requests.
     #[default]
     Denied,
     /// The order of the rule files.
     File,
+}
+
+/// Which entities to return.
+#[derive(Clone, Debug, Default)]
+pub struct TopQuery {
+    /// The number by which entities are ranked.
+    pub rank_by: RankBy,
+    /// Maximum number of entities.
+    pub max_entities: usize,
+    /// Time to count.
+    pub period: Duration,
+    /// Whether to add what the other instances report: their entities of the last five minutes, or of the last hour.
+    pub all_instances: bool,
+}
+
+impl TopQuery {
+    /// Returns the time to count. All instances count the same one.
+    pub(super) fn period(&self) -> Duration {
+        let period = self.period.min(TopEntities::MAX_PERIOD);
+        match self.all_instances {
+            false => period,
+            true if period > TopEntities::DEFAULT_PERIOD => TopEntities::MAX_PERIOD,
+            true => TopEntities::DEFAULT_PERIOD,
+        }
+    }
 }
 
 /// Which rows of the tree to return.
@@ -21,6 +50,8 @@ pub struct RuleQuery {
     pub path: String,
     /// Whether to return only rules, each with only its own hits, without the levels above them.
     pub rules_only: bool,
+    /// Whether to add what the other instances report.
+    pub all_instances: bool,
     /// Number of rows to skip.
     pub offset: usize,
     /// Maximum number of rows.

@@ -1,8 +1,17 @@
 //! [`Tree`]: every level of the rules in one list. [`View`]: the rows that a query selects, in their order.
 
-use std::{cmp::Ordering, collections::HashMap, sync::Arc};
+use std::{
+    cmp::Ordering,
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
-use super::query::{RuleOrder, RuleQuery};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    query::{RuleOrder, RuleQuery},
+    rules::AddedMinutes,
+};
 use crate::{
     engine::{RuleTotals, Snapshot},
     rules::{Rule, RuleEntries},
@@ -11,36 +20,49 @@ use crate::{
 /// The parent of a domain.
 const NO_PARENT: u32 = u32::MAX;
 
-/// The hits of a rule, or of several.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+/// The requests and hits of a rule, or of several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Hits {
+    /// Requests per second.
+    pub request_rate: f64,
+    /// Denied requests per second.
+    pub denied_request_rate: f64,
     /// Requested hits per second.
     pub requested_rate: f64,
     /// Denied hits per second.
     pub denied_rate: f64,
     /// Hits per second over a limit that were allowed because of shadow mode.
     pub shadow_rate: f64,
+    /// Requests of the last hour.
+    pub requests: u64,
+    /// Denied requests of the last hour.
+    pub denied_requests: u64,
     /// Requested hits of the last hour.
     pub requested: u64,
     /// Denied hits of the last hour.
     pub denied: u64,
-    /// Denied hits of the last ten minutes.
+    /// Denied requests of the last ten minutes.
     pub recently_denied: u64,
 }
 
 impl Hits {
-    fn add(&mut self, other: &Self) {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.request_rate += other.request_rate;
+        self.denied_request_rate += other.denied_request_rate;
         self.requested_rate += other.requested_rate;
         self.denied_rate += other.denied_rate;
         self.shadow_rate += other.shadow_rate;
+        self.requests += other.requests;
+        self.denied_requests += other.denied_requests;
         self.requested += other.requested;
         self.denied += other.denied;
         self.recently_denied += other.recently_denied;
     }
 
-    /// Compares in the order of rows: most denied hits first.
-    fn order(&self, other: &Self) -> Ordering {
-        (other.recently_denied, other.denied, other.requested).cmp(&(self.recently_denied, self.denied, self.requested))
+    /// Compares in the order of rows: most denied requests first.
+    pub(super) fn order(&self, other: &Self) -> Ordering {
+        let rank = |hits: &Self| (hits.recently_denied, hits.denied_requests, hits.requests);
+        rank(other).cmp(&rank(self))
     }
 }
 
@@ -52,6 +74,8 @@ pub(super) struct Tree {
     /// The keys and values of each rule, by its id.
     entries: Vec<RuleEntries>,
     nodes: Vec<Node>,
+    /// The id of the first rule with each path.
+    ids_by_path: OnceLock<HashMap<String, usize>>,
 }
 
 struct Node {
@@ -89,7 +113,7 @@ impl Tree {
         }
         drop(ids);
         let (totals, entries) = (snapshot.rule_totals().collect(), snapshot.rules().entries_of_rules());
-        Self { totals, entries, nodes: in_preorder(nodes), snapshot }
+        Self { totals, entries, nodes: in_preorder(nodes), snapshot, ids_by_path: OnceLock::new() }
     }
 
     pub(super) fn depth(&self, node: u32) -> usize {
@@ -114,6 +138,18 @@ impl Tree {
         }
         labels.reverse();
         labels.join(".")
+    }
+
+    /// Returns the id of the rule with a path.
+    pub(super) fn rule_at(&self, path: &str) -> Option<usize> {
+        let ids = self.ids_by_path.get_or_init(|| {
+            let mut ids = HashMap::new();
+            for (id, rule) in self.snapshot.rules().rules().iter().enumerate() {
+                ids.entry(rule.path()).or_insert(id);
+            }
+            ids
+        });
+        ids.get(path).copied()
     }
 
     /// Returns the ids of the rules of a node and of the nodes below it.
@@ -173,11 +209,13 @@ pub(super) struct View {
     pub(super) is_flat: bool,
     /// Hits of each node, including those below it.
     hits: Vec<Hits>,
+    /// The minutes of other instances.
+    pub(super) added: AddedMinutes,
 }
 
 impl View {
     /// Selects and sorts rows. `rule_hits` are the hits of each rule, by its id.
-    pub(super) fn new(tree: &Arc<Tree>, rule_hits: Vec<Hits>, query: &RuleQuery) -> Self {
+    pub(super) fn new(tree: &Arc<Tree>, rule_hits: Vec<Hits>, added: AddedMinutes, query: &RuleQuery) -> Self {
         let nodes = &tree.nodes;
         let mut hits: Vec<Hits> =
             nodes.iter().map(|node| node.rule.map_or(Hits::default(), |rule| rule_hits[rule as usize])).collect();
@@ -190,7 +228,7 @@ impl View {
             if query.order == RuleOrder::Denied {
                 rows.sort_by(|one, other| hits[*one as usize].order(&hits[*other as usize]));
             }
-            return Self { tree: Arc::clone(tree), rules: rows.len(), rows, is_flat: true, hits };
+            return Self { tree: Arc::clone(tree), rules: rows.len(), rows, is_flat: true, hits, added };
         }
         let rules = nodes.iter().zip(&selected).filter(|(node, selected)| **selected && node.rule.is_some()).count();
         for id in (0..nodes.len()).rev() {
@@ -203,7 +241,7 @@ impl View {
             }
         }
         let rows = sorted_rows(nodes, &selected, &hits, query.order);
-        Self { tree: Arc::clone(tree), rows, rules, is_flat: false, hits }
+        Self { tree: Arc::clone(tree), rows, rules, is_flat: false, hits, added }
     }
 
     pub(super) fn is_of(&self, tree: &Arc<Tree>) -> bool {

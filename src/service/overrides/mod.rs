@@ -29,11 +29,13 @@ mod redis_model;
 pub(super) mod rule_sets;
 mod switch_file;
 mod sync;
+mod without_effect;
 mod write;
 
 pub use format::ChangeInfo;
 pub use merge::{Ignored, Merged, PeerOverrides};
 pub use rule_sets::PeerRuleSets;
+pub(crate) use without_effect::COUNT_INTERVAL;
 
 use std::{
     borrow::Cow,
@@ -50,6 +52,7 @@ use tokio::{
     time::interval,
 };
 
+use self::without_effect::WithoutEffect;
 use super::{Clock, reload::Reloader};
 use crate::{
     algorithm::Micros,
@@ -185,6 +188,8 @@ pub struct OverrideSync {
     state: AsyncMutex<SyncState>,
     status: Mutex<Status>,
     unreadable: Counter,
+    /// Numbers of overrides that match nothing.
+    without_effect: WithoutEffect,
     log_unreadable: LogThrottle,
     log_unreachable: LogThrottle,
     /// Position in the journal, for instances that exchange overrides.
@@ -229,6 +234,7 @@ impl OverrideSync {
             state: AsyncMutex::default(),
             status: Mutex::default(),
             unreadable: Counter::new(1),
+            without_effect: WithoutEffect::default(),
             log_unreadable: LogThrottle::default(),
             log_unreachable: LogThrottle::default(),
             position: watch::channel(0).0,

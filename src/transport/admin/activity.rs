@@ -14,7 +14,8 @@ use super::{
 use crate::{
     engine::Micros,
     service::activity::{
-        ClassHits, Event, EventKind, Instance, Period, RuleList, RuleOrder, RuleQuery, RuleRow, Update, Viewer,
+        ClassHits, Event, EventKind, Instance, Minute, Period, RuleList, RuleOrder, RuleQuery, RuleRow, Unmatched,
+        Update, Viewer,
     },
     transport::grpc::wait_for_shutdown,
 };
@@ -65,6 +66,7 @@ fn period(period: Period) -> api::ActivityPeriod {
         errors: period.errors,
         requested: period.requested,
         denied: period.denied,
+        denied_requests: period.denied_requests,
         near_limit: period.near,
         shadow: period.shadow,
         store_calls: period.store_calls,
@@ -100,12 +102,25 @@ fn write_event(event: Event, role: Role, instance: &str) -> api::ActivityEvent {
         text: if may_see { event.text } else { event.public_text },
         author: visible(event.author),
         reason: visible(event.reason),
-        instance: instance.to_owned(),
+        instance: if event.instance.is_empty() { instance.to_owned() } else { event.instance },
+    }
+}
+
+/// Converts descriptors that no rule matches.
+pub(super) fn write_unmatched(unmatched: Unmatched) -> api::UnmatchedDescriptors {
+    api::UnmatchedDescriptors {
+        domain: unmatched.domain,
+        keys: unmatched.keys,
+        recent: unmatched.recent,
+        total: unmatched.total,
+        first: Some(time(Micros::new(unmatched.first))),
+        latest: Some(time(Micros::new(unmatched.latest))),
+        nearest_rule: unmatched.nearest_rule,
     }
 }
 
 pub(super) fn read_query(request: api::ListRuleActivityRequest) -> Result<RuleQuery, Status> {
-    let api::ListRuleActivityRequest { find, order, offset, page_size, path, rules_only } = request;
+    let api::ListRuleActivityRequest { find, order, offset, page_size, path, rules_only, all_instances } = request;
     if find.len() > MAX_FIND_BYTES {
         return Err(Status::invalid_argument(format!("find must have at most {MAX_FIND_BYTES} bytes")));
     }
@@ -115,14 +130,14 @@ pub(super) fn read_query(request: api::ListRuleActivityRequest) -> Result<RuleQu
         Err(_) => return Err(Status::invalid_argument("order must be RULE_ORDER_DENIED or RULE_ORDER_FILE")),
     };
     let max_rows = if page_size == 0 { 100 } else { page_size.min(MAX_ROWS) } as usize;
-    Ok(RuleQuery { find, order, path, rules_only, offset: offset as usize, max_rows })
+    Ok(RuleQuery { find, order, path, rules_only, all_instances, offset: offset as usize, max_rows })
 }
 
 pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
     let all_rules = list.snapshot.rules().rules();
     let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
     let row = |row: RuleRow| {
-        let column = |index: usize| row.minutes.iter().map(|minute| minute[index]).collect();
+        let column = |of: fn(&Minute) -> u32| row.minutes.iter().map(of).collect();
         api::RuleRow {
             depth: count(row.depth),
             rule: row.rule.and_then(|id| all_rules.get(id)).map(|found| rule(found, Some(&list.snapshot))),
@@ -132,8 +147,14 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
                 shadow_rate: row.hits.shadow_rate,
                 requested: row.hits.requested,
                 denied: row.hits.denied,
-                requested_per_minute: column(0),
-                denied_per_minute: column(1),
+                requested_per_minute: column(|minute| minute.requested),
+                denied_per_minute: column(|minute| minute.denied),
+                request_rate: row.hits.request_rate,
+                denied_request_rate: row.hits.denied_request_rate,
+                requests: row.hits.requests,
+                denied_requests: row.hits.denied_requests,
+                requests_per_minute: column(|minute| minute.requests),
+                denied_requests_per_minute: column(|minute| minute.denied_requests),
             }),
             entries: row.entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect(),
             overrides: row.overrides,
@@ -147,6 +168,7 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
         total_rows: count(list.total_rows),
         total_rules: count(list.total_rules),
         all_rules: count(all_rules.len()),
+        instances: list.instances,
         has_candidate: list.snapshot.candidate().is_some(),
         ..Default::default()
     }

@@ -9,7 +9,7 @@ use tonic::Status;
 use crate::{
     engine::{
         self, CounterPart, CounterState, Micros, Outcomes, Snapshot,
-        overrides::{Mode, Origin, RuleSetSlot, Scope, Target},
+        overrides::{KnownNames, Mode, Origin, RuleSetSlot, Scope, Target},
     },
     rules::{self, SourceFile},
     service::{
@@ -111,7 +111,19 @@ pub(super) fn write_override(entry: &engine::Override, origin: Origin) -> api::O
             Origin::Instance => api::Origin::Instance,
         }
         .into(),
+        matches_nothing: String::new(),
     }
+}
+
+/// Converts an override, and says if it names something that the rules do not have.
+pub(super) fn write_checked_override(
+    entry: &engine::Override,
+    origin: Origin,
+    names: &mut KnownNames<'_>,
+) -> api::Override {
+    let unknown = names.unknown_name(&entry.target, &entry.value);
+    let matches_nothing = unknown.map(|unknown| unknown.to_string()).unwrap_or_default();
+    api::Override { matches_nothing, ..write_override(entry, origin) }
 }
 
 /// Converts the state of a counter. `prefix` is the key prefix of the store.

@@ -120,6 +120,7 @@ async fn dispatch(service: &Service, call: JsonCall, method: &MethodDescriptor) 
         "Refund" => write(service.refund(call.read()?).await)?,
         "ListRules" => write(service.list_rules(call.read()?).await)?,
         "ListTopEntities" => write(service.list_top_entities(call.read()?).await)?,
+        "FindEntities" => write(service.find_entities(call.read()?).await)?,
         "GetHealth" => write(service.get_health(call.read()?).await)?,
         "UploadCandidate" => write(service.upload_candidate(call.read()?).await)?,
         "DropCandidate" => write(service.drop_candidate(call.read()?).await)?,

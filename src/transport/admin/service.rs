@@ -1,32 +1,38 @@
 //! [`Service`]: the methods of `sluicegate.admin.v1.AdminService`.
 
-use std::{collections::BinaryHeap, sync::Arc, time::Instant};
+use std::{
+    collections::BinaryHeap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use sluicegate_proto::sluicegate::admin::v1::{self as api, admin_service_server::AdminService};
 use tokio::sync::{Semaphore, watch};
 use tonic::{Request, Response, Status};
 
 use super::{
-    activity::{UpdateStream, read_query, stream_updates, write_rules},
+    activity::{UpdateStream, read_query, stream_updates, write_rules, write_unmatched},
     auth::{Caller, Role},
     caller,
     convert::{
         counter, descriptor, files as read_files, outcomes, read_change, read_target, reject, reject_candidate, rule,
-        time, write_override, write_target,
+        time, write_checked_override, write_override, write_target,
     },
     roles::require_operate,
     simulate::{read_simulation, reject as reject_simulation, write_outcome},
 };
 use crate::{
     engine::{
-        Override, OverrideKind, RankBy, Snapshot, StoreError, TopEntity,
-        overrides::{Origin, Scope, Target},
+        Estimate, Override, OverrideKind, RankBy, Snapshot, StoreError, TopEntities, TopEntity,
+        overrides::{KnownNames, Origin, Scope, Target},
     },
     rules::Entry,
     service::{
         Admin,
+        activity::TopQuery,
         admin::{AdminError, EntityUsage},
         overrides::{AppliedChange, ChangeInfo},
+        search::{FoundEntity, SearchedValue},
     },
     traffic::{self, access_log::Mapping},
 };
@@ -101,8 +107,14 @@ impl Service {
     /// Returns the switches of all origins.
     fn all_switches(&self) -> Vec<api::Override> {
         let snapshot = self.admin.reloader.rules().load();
-        let switches = |origin| snapshot.overrides().switches(origin).map(move |switch| write_override(switch, origin));
-        Origin::ALL.into_iter().flat_map(|origin| switches(origin).collect::<Vec<_>>()).collect()
+        let mut names = KnownNames::new(snapshot.rules());
+        let mut switches = Vec::new();
+        for origin in Origin::ALL {
+            for switch in snapshot.overrides().switches(origin) {
+                switches.push(write_checked_override(switch, origin, &mut names));
+            }
+        }
+        switches
     }
 }
 
@@ -157,7 +169,12 @@ impl AdminService for Service {
             names.truncate(size);
             let next = names.last().filter(|_| more).cloned().unwrap_or_default();
             let get = |name: &String| all.get(&Target::parse(name).ok()?);
-            (names.iter().filter_map(get).map(|entry| write_override(&entry, Origin::Store)).collect(), next)
+            let mut known = KnownNames::new(snapshot.rules());
+            let mut listed = Vec::new();
+            for entry in names.iter().filter_map(get) {
+                listed.push(write_checked_override(&entry, Origin::Store, &mut known));
+            }
+            (listed, next)
         });
         let (overrides, next_page_token) = listed.await?;
         let version = self.admin.overrides.status().version;
@@ -189,7 +206,8 @@ impl AdminService for Service {
         let snapshot = self.admin.reloader.rules().load_full();
         let matched = inspection.rule.and_then(|id| snapshot.rules().rules().get(id));
         let target = Target::Limit { domain, entries: pairs };
-        let denied = self.admin.top(RankBy::Denied, 1, |ranked, _| *ranked == target);
+        let query = TopQuery { max_entities: 1, period: TopEntities::MAX_PERIOD, ..TopQuery::default() };
+        let (denied, _) = self.admin.activity.top(&query, |ranked, _| *ranked == target);
         Ok(Response::new(api::InspectResponse {
             match_steps: inspection.match_steps,
             rule: matched.map(|matched| rule(matched, Some(&snapshot))),
@@ -244,7 +262,8 @@ impl AdminService for Service {
         &self,
         request: Request<api::ListTopEntitiesRequest>,
     ) -> MethodResult<api::ListTopEntitiesResponse> {
-        let api::ListTopEntitiesRequest { rank_by, domain, rule, max_results } = request.into_inner();
+        let api::ListTopEntitiesRequest { rank_by, domain, rule, max_results, all_instances, period_seconds } =
+            request.into_inner();
         let rank_by = match api::RankBy::try_from(rank_by) {
             Ok(api::RankBy::Denied) => RankBy::Denied,
             Ok(api::RankBy::Requested) => RankBy::Requested,
@@ -254,11 +273,41 @@ impl AdminService for Service {
             let has_domain = |name: &str| matches!(target, Target::Limit { domain, .. } if domain == name);
             (domain.is_empty() || has_domain(&domain)) && (rule.is_empty() || rule == ranked_rule)
         };
-        let ranking = self.admin.top(rank_by, page(max_results, 20), matches);
+        let period = match period_seconds {
+            0 => TopEntities::DEFAULT_PERIOD,
+            seconds => Duration::from_secs(seconds.into()),
+        };
+        let query = TopQuery { rank_by, max_entities: page(max_results, 20), period, all_instances };
+        let activity = &self.admin.activity;
+        let (ranking, instances) = activity.top(&query, matches);
+        let mut unmatched = if rule.is_empty() { activity.unmatched(all_instances) } else { Vec::new() };
+        unmatched.retain(|group| domain.is_empty() || group.domain == domain);
         let snapshot = self.admin.reloader.rules().load_full();
-        let entities = ranking.top.into_iter().filter_map(|ranked| top_entity(ranked, &snapshot)).collect();
-        let period_seconds = ranking.period.ceil_secs();
-        Ok(Response::new(api::ListTopEntitiesResponse { entities, period_seconds, total_hits: ranking.total }))
+        Ok(Response::new(api::ListTopEntitiesResponse {
+            entities: ranking.top.into_iter().filter_map(|ranked| top_entity(ranked, &snapshot)).collect(),
+            period_seconds: ranking.period.ceil_secs(),
+            total_hits: ranking.hits,
+            total_requests: ranking.requests,
+            unmatched: unmatched.into_iter().map(write_unmatched).collect(),
+            instances,
+        }))
+    }
+
+    async fn find_entities(
+        &self,
+        request: Request<api::FindEntitiesRequest>,
+    ) -> MethodResult<api::FindEntitiesResponse> {
+        let caller = caller(&request)?;
+        let api::FindEntitiesRequest { value, prefix } = request.into_inner();
+        if value.is_empty() {
+            return Err(Status::invalid_argument("value must not be empty"));
+        }
+        let (admin, searched) = (self.admin.clone(), SearchedValue::new(&value, prefix));
+        let candidates = self.build(&caller, move || admin.candidates_for(&searched)).await?;
+        let found = self.admin.find_entities(candidates).await;
+        let snapshot = self.admin.reloader.rules().load_full();
+        let entities = found.entities.into_iter().map(|entity| self.write_found(entity, &snapshot));
+        Ok(Response::new(api::FindEntitiesResponse { entities: entities.collect(), incomplete: found.is_incomplete }))
     }
 
     async fn get_health(&self, request: Request<api::GetHealthRequest>) -> MethodResult<api::GetHealthResponse> {
@@ -340,12 +389,13 @@ impl AdminService for Service {
         rule_outcomes.sort_by_key(|rule| std::cmp::Reverse(changes(rule)));
         let minute =
             |(minute, counts)| api::MinuteOutcomes { minute: Some(time(minute)), outcomes: Some(outcomes(counts)) };
-        let newly_denied = candidate.newly_denied.ranking(RankBy::Denied, 20, self.admin.clock.now(), |_, _| true);
+        let (period, now) = (TopEntities::MAX_PERIOD, self.admin.clock.now());
+        let newly_denied = candidate.newly_denied.ranking(RankBy::Denied, 20, period, now, |_, _| true);
         let first = candidate.first_newly_denied().into_iter().map(|denied| TopEntity {
             target: denied.target,
             rule: denied.rule,
-            hits: 0,
-            max_error: 0,
+            requests: Estimate::default(),
+            hits: Estimate::default(),
             since: denied.at,
         });
         Ok(Response::new(api::GetCandidateResponse {
@@ -373,6 +423,7 @@ impl AdminService for Service {
             records_requests: self.admin.simulator.records_requests(),
             instance: self.admin.activity.instance().name.clone(),
             algorithms: Scope::algorithms().map(str::to_owned).collect(),
+            has_instances: self.admin.activity.has_others(),
         }))
     }
 
@@ -462,13 +513,35 @@ fn top_entity(ranked: TopEntity, snapshot: &Snapshot) -> Option<api::TopEntity> 
         rule_path: rule.map_or_else(String::new, crate::rules::Rule::path),
         descriptor: Some(descriptor(domain, pairs)),
         rule: ranked.rule.to_string(),
-        hits: ranked.hits,
-        max_error: ranked.max_error,
+        hits: ranked.hits.count,
+        max_error: ranked.hits.max_error,
+        requests: ranked.requests.count,
+        max_request_error: ranked.requests.max_error,
         since: Some(time(ranked.since)),
     })
 }
 
 impl Service {
+    fn write_found(&self, entity: FoundEntity, snapshot: &Snapshot) -> api::FoundEntity {
+        let FoundEntity { domain, entries, inspection } = entity;
+        let mut found =
+            api::FoundEntity { descriptor: Some(descriptor(domain, entries)), ..api::FoundEntity::default() };
+        let Some(inspection) = inspection else {
+            return found;
+        };
+        if let Some(rule) = inspection.rule.and_then(|id| snapshot.rules().rules().get(id)) {
+            found.rule_path = rule.path();
+        }
+        for (origin, entry) in &inspection.overrides {
+            found.overrides.push(write_override(entry, *origin));
+        }
+        if let Some(state) = &inspection.counter {
+            found.limit = state.limit.to_string();
+            found.counter = Some(counter(state, &self.admin.engine.store, self.prefix()));
+        }
+        found
+    }
+
     /// Sets switches that apply to this instance only. Each is set separately, not all or none.
     async fn switch_this_instance(
         &self,

@@ -63,6 +63,12 @@ impl Checked for proto::OverridesPage {
     }
 }
 
+impl Checked for proto::ActivityResponse {
+    fn check(_: &[u8]) -> Result<(), WireError> {
+        Ok(())
+    }
+}
+
 /// A codec that checks responses before it decodes them.
 struct CheckedCodec<Q, R>(PhantomData<(Q, R)>);
 
@@ -125,14 +131,14 @@ impl Calls {
     }
 
     pub(super) async fn pull(&mut self, request: proto::PullRequest) -> Result<proto::PullResponse, FollowError> {
-        self.received.clear();
-        let path = PathAndQuery::from_static("/sluicegate.cluster.v1.ClusterService/Pull");
-        let call = async {
-            self.grpc.ready().await?;
-            let codec = CheckedCodec::<proto::PullRequest, proto::PullResponse>(PhantomData);
-            Ok(self.grpc.unary(Request::new(request), path, codec).await?.into_inner())
-        };
-        within_timeout(call).await
+        self.unary(request, "/sluicegate.cluster.v1.ClusterService/Pull").await
+    }
+
+    pub(super) async fn activity(
+        &mut self,
+        request: proto::ActivityRequest,
+    ) -> Result<proto::ActivityResponse, FollowError> {
+        self.unary(request, "/sluicegate.cluster.v1.ClusterService/Activity").await
     }
 
     pub(super) async fn copy(&mut self, request: proto::CopyRequest) -> Result<Pages<proto::CopyPage>, FollowError> {
@@ -144,6 +150,20 @@ impl Calls {
         request: proto::OverridesRequest,
     ) -> Result<Pages<proto::OverridesPage>, FollowError> {
         self.pages(request, "/sluicegate.cluster.v1.ClusterService/Overrides").await
+    }
+
+    async fn unary<Q: Message + 'static, R: Checked + Send + 'static>(
+        &mut self,
+        request: Q,
+        path: &'static str,
+    ) -> Result<R, FollowError> {
+        self.received.clear();
+        let call = async {
+            self.grpc.ready().await?;
+            let codec = CheckedCodec::<Q, R>(PhantomData);
+            Ok(self.grpc.unary(Request::new(request), PathAndQuery::from_static(path), codec).await?.into_inner())
+        };
+        within_timeout(call).await
     }
 
     async fn pages<Q: Message + 'static, R: Checked + Send + 'static>(

@@ -17,7 +17,7 @@ use tokio::{
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::{
-    PROTOCOL, Phase,
+    PROTOCOL, Phase, activity,
     calls::Calls,
     error::FollowError,
     members::{MemberState, Members},
@@ -30,7 +30,7 @@ use super::{
 };
 use crate::{
     files,
-    service::{Clock, OverrideSync},
+    service::{Activity, Clock, OverrideSync},
     store::peers::Peers,
     transport::grpc::wait_for_shutdown,
 };
@@ -62,6 +62,7 @@ pub(super) struct Context {
     pub(super) members: Arc<Members>,
     pub(super) clock: Clock,
     pub(super) overrides: Arc<OverrideSync>,
+    pub(super) activity: Arc<Activity>,
     pub(super) violations: Arc<Violations>,
     /// Bytes of unfinished responses.
     pub(super) read_budget: Arc<ReadBudget>,
@@ -213,7 +214,10 @@ impl Follower {
         let channel = self.connect().await?;
         let budget = Arc::clone(&self.context.read_budget);
         let mut calls = Calls::new(channel.clone(), &budget);
-        let mut overrides_calls = Calls::new(channel, &budget);
+        let mut overrides_calls = Calls::new(channel.clone(), &budget);
+        let mut activity_calls = Calls::new(channel, &budget);
+        let activity = Arc::clone(&self.context.activity);
+        let address = self.address;
         let (positions, mut position_changes) = watch::channel(OverridesPosition::default());
         let (merged_sender, merged) = watch::channel(0);
         let mut link = OverridesLink { positions, merged };
@@ -222,6 +226,7 @@ impl Follower {
             ended = overrides.run(&mut overrides_calls, &mut position_changes, &merged_sender) => {
                 ended.map(|()| Ended::Leaving)
             }
+            () = activity::follow(&activity, &mut activity_calls, address) => Ok(Ended::Leaving),
         }
     }
 

@@ -3,6 +3,7 @@
 //! Every instance has a `Follower` for each address of another one, which pulls its increments over one connection. A
 //! hung or slow instance delays only its own follower. The calls are gRPC with mutual TLS, on a listener of their own.
 
+mod activity;
 mod answers;
 mod callers;
 mod calls;
@@ -57,7 +58,7 @@ use super::{
 use crate::{
     budget::{Budget, Victim},
     metrics::{LogThrottle, observe_gauge},
-    service::{Clock, OverrideSync},
+    service::{Activity, Clock, OverrideSync},
     store::peers::Peers,
 };
 
@@ -124,6 +125,7 @@ impl Cluster {
         settings: &Settings,
         peers: Arc<Peers>,
         overrides: Arc<OverrideSync>,
+        activity: Arc<Activity>,
         clock: Clock,
     ) -> Result<Self, ClusterError> {
         let files = &settings.tls;
@@ -147,6 +149,7 @@ impl Cluster {
             clock: clock.clone(),
             phase: in_phase.clone(),
             overrides: Arc::clone(&overrides),
+            activity: Arc::clone(&activity),
             callers: Callers::default(),
             answers: Answers::new(&input),
             violations: Arc::clone(&violations),
@@ -166,6 +169,7 @@ impl Cluster {
             members,
             clock,
             overrides,
+            activity,
             violations,
             read_budget: Arc::default(),
             decoding: Mutex::default(),

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     metrics::LogThrottle,
-    service::{Clock, OverrideSync},
+    service::{Activity, Clock, OverrideSync},
     store::peers::{CounterCopy, Peers, Pull},
 };
 
@@ -45,6 +45,7 @@ pub(super) struct Service {
     pub(super) clock: Clock,
     pub(super) phase: watch::Receiver<Phase>,
     pub(super) overrides: Arc<OverrideSync>,
+    pub(super) activity: Arc<Activity>,
     pub(super) callers: Callers,
     pub(super) answers: Answers,
     pub(super) violations: Arc<Violations>,
@@ -165,6 +166,14 @@ impl ClusterService for Service {
             Part { bytes, pages: Box::new(pages.into_iter()) as Box<_> }
         });
         Ok(Response::new(self.answers.send(caller, parts)))
+    }
+
+    async fn activity(
+        &self,
+        request: Request<proto::ActivityRequest>,
+    ) -> Result<Response<proto::ActivityResponse>, Status> {
+        check_protocol(request.into_inner().protocol)?;
+        Ok(Response::new(proto::ActivityResponse { report: self.activity.recent_report() }))
     }
 }
 

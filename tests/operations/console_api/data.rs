@@ -1,12 +1,16 @@
 //! The stream of activity, rules, entities, counters and simulations.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 use super::{Updates, ask, call, number};
 use crate::support::{
     Operator, RedisCluster, RedisServer, Server,
     operator::{OPERATE, READ},
-    ring, rules, wait_for,
+    ring, rules,
+    server::agent,
+    wait_for,
 };
 
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
@@ -85,6 +89,174 @@ fn rules_entities_and_counters_show_denials() {
     );
     let (code, answer) = call(&server, "GetRuleUsage", r#"{"path": "api.nobody"}"#, &[]);
     assert_eq!((code, answer["code"].as_str()), (404, Some("NOT_FOUND")));
+}
+
+/// A few expensive requests must not hide many cheap ones.
+#[test]
+fn denied_requests_are_counted_beside_denied_hits() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    for _ in 0..5 {
+        ask(&server, "bob");
+    }
+    let model = json!({ "entries": [{ "key": "user", "value": "model" }], "hitsAddend": 900 });
+    let body = json!({ "domain": "api", "descriptors": [model] }).to_string();
+    assert_eq!(agent().post(server.url("/json")).send(body.as_bytes()).unwrap().status(), 429);
+    let top = call(&server, "ListTopEntities", "{}", &[]).1;
+    let ranked: Vec<_> = top["entities"].as_array().unwrap().iter().map(counts_of).collect();
+    assert_eq!(ranked, [("bob".to_owned(), 3, 3), ("model".to_owned(), 1, 900)], "{top}");
+    assert_eq!((number(&top["totalRequests"]), number(&top["totalHits"])), (4, 903), "{top}");
+    let by_hits = call(&server, "ListTopEntities", r#"{"rankBy": "RANK_BY_REQUESTED", "periodSeconds": 3600}"#, &[]).1;
+    assert_eq!(counts_of(&by_hits["entities"][0]), ("model".to_owned(), 1, 900), "{by_hits}");
+    let activity = &call(&server, "ListRuleActivity", r#"{"rulesOnly": true}"#, &[]).1["rows"][0]["activity"];
+    let numbers = ["requests", "deniedRequests", "requested", "denied"].map(|name| number(&activity[name]));
+    // Of the request that crosses the limit, the hits below it are within the limit.
+    assert_eq!(numbers, [6, 4, 905, 903 - 2], "{activity}");
+    let update = Updates::watch(&server, "{}", &[]).find(|update| number(&update["current"]["requests"]) == 6);
+    assert_eq!(number(&update["current"]["deniedRequests"]), 4, "{update}");
+    let metrics = server.get("/metrics");
+    for line in [
+        "sluicegate_denied_requests_total 4",
+        "sluicegate_rule_requests_total{domain=\"api\",key1=\"user\"} 6",
+        "sluicegate_rule_denied_requests_total{domain=\"api\",key1=\"user\"} 4",
+    ] {
+        assert!(metrics.contains(&format!("\n{line}\n")), "{line}: {metrics}");
+    }
+}
+
+/// Returns the value of a ranked entity's first entry, its requests and its hits.
+fn counts_of(entity: &Value) -> (String, u64, u64) {
+    let value = entity["descriptor"]["entries"][0]["value"].as_str().unwrap_or_default();
+    (value.to_owned(), number(&entity["requests"]), number(&entity["hits"]))
+}
+
+/// A misspelled key makes a caller unlimited, so it must be visible: in the log once, in a metric and in the lists.
+#[test]
+fn descriptors_without_a_rule_are_visible_by_their_keys() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let body = json!({ "domain": "api", "descriptors": [{ "entries": [{ "key": "usr", "value": "secret" }] }] });
+    for _ in 0..3 {
+        assert_eq!(agent().post(server.url("/json")).send(body.to_string().as_bytes()).unwrap().status(), 200);
+    }
+    let line = "no rule matches these descriptors, so they have no limit";
+    let log = wait_for("a line in the log", || server.log().contains(line).then(|| server.log()));
+    assert!(log.contains("\"nearest_rule\":\"api.user\"") && !log.contains("secret"), "{log}");
+    let unmatched =
+        &call(server, "ListTopEntities", "{}", &[("authorization", &format!("Bearer {READ}"))]).1["unmatched"];
+    assert_eq!((&unmatched[0]["keys"], &unmatched[0]["nearestRule"]), (&json!(["usr"]), &"api.user".into()));
+    assert_eq!((number(&unmatched[0]["recent"]), number(&unmatched[0]["total"])), (3, 3), "{unmatched}");
+    assert!(server.get("/metrics").contains("\nsluicegate_rule_not_found_total{domain=\"api\"} 3\n"));
+    let top = operator.ctl(&["top"]);
+    assert!(top.contains("api     usr   api.user"), "{top}");
+    assert_eq!(server.log().matches(line).count(), 1);
+}
+
+/// A customer has an entity in several domains. No request names all of them.
+#[test]
+fn the_entities_of_a_customer_are_found_by_value() {
+    let shop = "domain: shop\ndescriptors:\n- key: tenant\n  descriptors:\n\
+                \x20 - { key: path, rate_limit: { unit: year, requests_per_unit: 9 } }\n\
+                - { key: user, rate_limit: { unit: year, requests_per_unit: 9 } }\n";
+    let folder = rules(&[("api.yaml", RULES), ("shop.yaml", shop)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let post = |domain: &str, entries: &[(&str, &str)]| {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| json!({ "key": key, "value": value })).collect();
+        let body = json!({ "domain": domain, "descriptors": [{ "entries": entries }] }).to_string();
+        agent().post(server.url("/json")).send(body.as_bytes()).unwrap();
+    };
+    post("api", &[("user", "bob")]);
+    post("shop", &[("tenant", "bob"), ("path", "/a")]);
+    post("shop", &[("user", "bobby")]);
+    operator.ctl(&["limit", "set", "shop", "tenant=bob", "5/day"]);
+    let find = |request: &str| {
+        let found = call(server, "FindEntities", request, &[("authorization", &format!("Bearer {READ}"))]).1;
+        let entities = found["entities"].as_array().cloned().unwrap_or_default();
+        let name = |entity: &Value| {
+            let descriptor = &entity["descriptor"];
+            let entries = descriptor["entries"].as_array().unwrap().iter();
+            let entries: Vec<_> = entries.map(|entry| entry["value"].as_str().unwrap()).collect();
+            format!(
+                "{} {} {}",
+                descriptor["domain"].as_str().unwrap(),
+                entries.join(","),
+                number(&entity["counter"]["used"])
+            )
+        };
+        entities.iter().map(name).collect::<Vec<_>>()
+    };
+    assert_eq!(find(r#"{"value": "bob"}"#), ["api bob 1", "shop bob 0", "shop bob,/a 0"]);
+    assert_eq!(find(r#"{"value": "bob", "prefix": true}"#).last().unwrap(), "shop bobby 1");
+    assert_eq!(find(r#"{"value": "carol"}"#), Vec::<String>::new());
+    assert_eq!(call(server, "FindEntities", "{}", &[("authorization", &format!("Bearer {READ}"))]).0, 400);
+}
+
+/// The tables of the console show what all instances have decided, as its charts do.
+#[test]
+fn tables_of_instances_that_share_redis_are_summed() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let redis = RedisServer::start();
+    let servers = [0, 1].map(|_| Server::start(folder.path(), &redis.url()));
+    let updates = Updates::watch(&servers[0], r#"{"allInstances": true}"#, &[]);
+    for server in &servers {
+        for _ in 0..4 {
+            ask(server, "bob");
+        }
+    }
+    let text = json!({ "domain": "api", "descriptors": [{ "entries": [{ "key": "usr" }] }] }).to_string();
+    agent().post(servers[1].url("/json")).send(text.as_bytes()).unwrap();
+    let all = |method: &str| call(&servers[0], method, r#"{"allInstances": true, "rulesOnly": true}"#, &[]).1;
+    let top = |request: &str| call(&servers[0], "ListTopEntities", request, &[]).1;
+    let sum = wait_for("the entities of both instances", || {
+        let sum = top(r#"{"allInstances": true}"#);
+        (number(&sum["entities"][0]["requests"]) == 6).then_some(sum)
+    });
+    assert_eq!(sum["instances"].as_array().unwrap().len(), 2, "{sum}");
+    assert_eq!(sum["unmatched"][0]["keys"], json!(["usr"]), "{sum}");
+    let hour = top(r#"{"allInstances": true, "periodSeconds": 3600, "rankBy": "RANK_BY_REQUESTED"}"#);
+    assert_eq!(counts_of(&hour["entities"][0]), ("bob".to_owned(), 8, 8), "{hour}");
+    let own = top("{}");
+    assert_eq!(own["instances"].as_array().unwrap().len(), 1, "{own}");
+    assert!(number(&own["entities"][0]["requests"]) < 6 && own["unmatched"] == Value::Null, "{own}");
+    let rules = wait_for("the rules of both instances", || {
+        let rules = all("ListRuleActivity");
+        (number(&rules["rows"][0]["activity"]["deniedRequests"]) == 6).then_some(rules)
+    });
+    assert_eq!(rules["instances"].as_array().unwrap().len(), 2, "{rules}");
+    // The events of the other instance have its name; those that both report are sent once.
+    let mut names = BTreeSet::new();
+    while names.len() < 2 {
+        let update = updates.next();
+        let events = update["events"].as_array().into_iter().flatten();
+        let starts = events.filter(|event| event["kind"] == "EVENT_KIND_START");
+        names.extend(starts.map(|event| event["instance"].as_str().unwrap().to_owned()));
+    }
+}
+
+/// An override for a rule that was renamed stays, and is marked wherever it is listed.
+#[test]
+fn an_override_that_matches_nothing_is_marked() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    operator.ctl(&["switch", "off", "rule", "api", "usr", "--allow-unknown"]);
+    operator.ctl(&["limit", "set", "api", "user=bob", "5/day"]);
+    let listed = operator.call(READ, "ListOverrides", "{}").1;
+    let overrides = listed["overrides"].as_array().unwrap();
+    assert_eq!(overrides[0]["matchesNothing"], Value::Null, "{listed}");
+    assert_eq!(
+        overrides[1]["matchesNothing"], "domain \"api\" has no rule \"usr\"; did you mean \"user\"?",
+        "{listed}"
+    );
+    let health = operator.call(READ, "GetHealth", "{}").1;
+    assert!(health["switches"][0]["matchesNothing"].is_string(), "{health}");
+    let list = operator.ctl(&["switch", "list"]);
+    assert!(list.contains("matches nothing: domain \"api\" has no rule \"usr\""), "{list}");
+    wait_for("the metric of overrides without effect", || {
+        let metrics = operator.server.get("/metrics");
+        metrics.contains("\nsluicegate_overrides_without_effect{kind=\"switch\"} 1\n").then_some(())
+    });
 }
 
 /// Instances need no other permissions in Redis than those in docs/guides/redis.md.

@@ -1,0 +1,241 @@
+//! [`UnmatchedDescriptors`]: counts the descriptors that no rule matches, by domain and keys, in memory of fixed size.
+//!
+//! Such a descriptor is not limited. Often that is intended; a misspelled key has the same effect. Values are not stored.
+//!
+//! Each worker has a table of its own, which it never waits for.
+
+use std::{
+    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    hash::{BuildHasher, Hasher},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use super::Descriptor;
+use crate::{
+    algorithm::Micros,
+    metrics::{Striped, WorkerId},
+};
+
+/// Maximum number of combinations of domain and keys in the table of one worker.
+const MAX_GROUPS: usize = 200;
+/// Maximum length of a domain and of a key that is stored, in bytes.
+const MAX_NAME_BYTES: usize = 100;
+/// Maximum number of keys that are stored.
+const MAX_KEYS: usize = 16;
+/// The domain of descriptors that are counted after the table has become full.
+const OTHER: &str = "other";
+/// Number of minutes in which recent descriptors are counted, with the current one.
+const MINUTES: usize = 5;
+const MINUTE: Micros = Micros::from_secs(60);
+
+/// Counts of descriptors without a rule, per worker.
+pub struct UnmatchedDescriptors {
+    tables: Striped<Mutex<Table>>,
+    hasher: RandomState,
+}
+
+/// The groups of one worker by the hash of their domain and keys.
+#[derive(Default)]
+struct Table(HashMap<u64, Group>);
+
+/// Descriptors without a rule that have the same domain and the same keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The domain.
+    pub domain: Arc<str>,
+    /// The keys in their order. Empty for the groups that are counted together because there are too many.
+    pub keys: Arc<[String]>,
+    /// Number of descriptors since the start of the process.
+    pub total: u64,
+    /// Time of the first one.
+    pub first: Micros,
+    /// Time of the latest one.
+    pub latest: Micros,
+    minutes: [MinuteCount; MINUTES],
+}
+
+/// The number of descriptors in one minute.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct MinuteCount {
+    /// Minutes since the Unix epoch.
+    minute: u64,
+    count: u64,
+}
+
+impl Group {
+    fn new(domain: &str, keys: Vec<String>, now: Micros) -> Self {
+        Self {
+            domain: shortened(domain).into(),
+            keys: keys.into(),
+            total: 0,
+            first: now,
+            latest: now,
+            minutes: [MinuteCount::default(); MINUTES],
+        }
+    }
+
+    fn count(&mut self, now: Micros) {
+        let minute = now.get() / MINUTE.get();
+        let slot = &mut self.minutes[minute as usize % MINUTES];
+        if slot.minute != minute {
+            *slot = MinuteCount { minute, count: 0 };
+        }
+        slot.count += 1;
+        self.total += 1;
+        self.latest = self.latest.max(now);
+    }
+
+    /// Returns the number of descriptors in the last five minutes, of which the current one has not ended.
+    #[must_use]
+    pub fn recent(&self, now: Micros) -> u64 {
+        let minute = now.get() / MINUTE.get();
+        let recent = self.minutes.iter().filter(|slot| minute.saturating_sub(slot.minute) < MINUTES as u64);
+        recent.map(|slot| slot.count).sum()
+    }
+
+    /// Adds the counts of the same group on another worker.
+    fn add(&mut self, other: &Self) {
+        self.total += other.total;
+        self.first = self.first.min(other.first);
+        self.latest = self.latest.max(other.latest);
+        for (slot, added) in self.minutes.iter_mut().zip(&other.minutes) {
+            if slot.minute < added.minute {
+                *slot = *added;
+            } else if slot.minute == added.minute {
+                slot.count += added.count;
+            }
+        }
+    }
+}
+
+impl UnmatchedDescriptors {
+    /// Creates empty tables for `workers` workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Self {
+        Self { tables: Striped::new(workers), hasher: RandomState::new() }
+    }
+
+    /// Counts a descriptor.
+    pub(super) fn count(&self, worker: WorkerId, domain: &str, descriptor: &Descriptor<'_>, now: Micros) {
+        let mut hasher = self.hasher.build_hasher();
+        hasher.write(domain.as_bytes());
+        for entry in &descriptor.entries {
+            // No name contains this byte, so that names cannot run into each other.
+            hasher.write_u8(0xff);
+            hasher.write(entry.key.as_bytes());
+        }
+        // A reader holds the lock only while it copies the table.
+        let mut table = self.tables.of(worker).lock().unwrap_or_else(PoisonError::into_inner);
+        table.group(hasher.finish(), domain, descriptor, now).count(now);
+    }
+
+    /// Returns all groups, summed over the workers and ordered by domain and keys.
+    #[must_use]
+    pub fn groups(&self) -> Vec<Group> {
+        let mut sums = BTreeMap::<(Arc<str>, Arc<[String]>), Group>::new();
+        for table in self.tables.iter() {
+            let groups: Vec<Group> = table.lock().unwrap_or_else(PoisonError::into_inner).0.values().cloned().collect();
+            for group in groups {
+                let name = (Arc::clone(&group.domain), Arc::clone(&group.keys));
+                match sums.get_mut(&name) {
+                    Some(sum) => sum.add(&group),
+                    None => drop(sums.insert(name, group)),
+                }
+            }
+        }
+        sums.into_values().collect()
+    }
+
+    /// Returns the number of descriptors by domain.
+    pub(super) fn by_domain(&self) -> BTreeMap<Arc<str>, u64> {
+        let mut sums = BTreeMap::new();
+        for group in self.groups() {
+            *sums.entry(group.domain).or_default() += group.total;
+        }
+        sums
+    }
+}
+
+impl Table {
+    fn group(&mut self, hash: u64, domain: &str, descriptor: &Descriptor<'_>, now: Micros) -> &mut Group {
+        // The hash of the group that counts all others is as good as any: a collision only adds two counts.
+        let is_known = self.0.contains_key(&hash);
+        if is_known || self.0.len() < MAX_GROUPS {
+            return self.0.entry(hash).or_insert_with(|| {
+                let keys = descriptor.entries.iter().take(MAX_KEYS).map(|entry| shortened(entry.key).to_owned());
+                Group::new(domain, keys.collect(), now)
+            });
+        }
+        self.0.entry(0).or_insert_with(|| Group::new(OTHER, Vec::new(), now))
+    }
+}
+
+/// Returns the beginning of a name, up to the maximum length.
+fn shortened(name: &str) -> &str {
+    &name[..name.floor_char_boundary(MAX_NAME_BYTES)]
+}
+
+#[cfg(test)]
+mod tests {
+    use smallvec::SmallVec;
+
+    use super::*;
+    use crate::rules::Entry;
+
+    fn count(unmatched: &UnmatchedDescriptors, worker: usize, domain: &str, keys: &[&str], second: u64) {
+        let entries: SmallVec<_> = keys.iter().map(|key| Entry { key, value: "secret" }).collect();
+        let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
+        unmatched.count(WorkerId(worker), domain, &descriptor, Micros::from_secs(second));
+    }
+
+    fn lines(unmatched: &UnmatchedDescriptors, second: u64) -> Vec<String> {
+        let now = Micros::from_secs(second);
+        let line = |group: &Group| {
+            let Group { domain, keys, total, first, latest, .. } = group;
+            let (first, latest) = (first.floor_secs(), latest.floor_secs());
+            format!("{domain} {} {total} {} {first}-{latest}", keys.join(","), group.recent(now))
+        };
+        unmatched.groups().iter().map(line).collect()
+    }
+
+    #[test]
+    fn descriptors_are_counted_by_domain_and_keys_over_all_workers() {
+        let unmatched = UnmatchedDescriptors::new(2);
+        count(&unmatched, 0, "shop", &["usr"], 60);
+        count(&unmatched, 1, "shop", &["usr"], 130);
+        count(&unmatched, 1, "shop", &["usr"], 61);
+        count(&unmatched, 0, "shop", &["user", "path"], 70);
+        count(&unmatched, 0, "shop", &["userpath"], 70);
+        count(&unmatched, 0, "api", &["usr"], 70);
+        assert_eq!(
+            lines(&unmatched, 130),
+            ["api usr 1 1 70-70", "shop user,path 1 1 70-70", "shop userpath 1 1 70-70", "shop usr 3 3 60-130"]
+        );
+    }
+
+    #[test]
+    fn recent_descriptors_are_those_of_five_minutes() {
+        let unmatched = UnmatchedDescriptors::new(1);
+        for minute in 0..12 {
+            count(&unmatched, 0, "shop", &["usr"], 60 * minute);
+        }
+        assert_eq!(lines(&unmatched, 60 * 11), ["shop usr 12 5 0-660"]);
+        assert_eq!(lines(&unmatched, 60 * 13), ["shop usr 12 3 0-660"]);
+        assert_eq!(lines(&unmatched, 60 * 16), ["shop usr 12 0 0-660"]);
+    }
+
+    #[test]
+    fn the_number_of_groups_and_the_length_of_names_are_bounded() {
+        let unmatched = UnmatchedDescriptors::new(1);
+        for number in 0..MAX_GROUPS + 7 {
+            count(&unmatched, 0, "shop", &[&format!("key{number:03}")], 60);
+        }
+        let groups = unmatched.groups();
+        assert_eq!(groups.len(), MAX_GROUPS + 1);
+        assert_eq!((&*groups[0].domain, groups[0].keys.len(), groups[0].total), (OTHER, 0, 7));
+        let unmatched = UnmatchedDescriptors::new(1);
+        count(&unmatched, 0, &"ü".repeat(MAX_NAME_BYTES), &vec!["x".repeat(1_000).as_str(); 40], 60);
+        let group = &unmatched.groups()[0];
+        assert_eq!((group.domain.len(), group.keys.len(), group.keys[0].len()), (100, MAX_KEYS, 100));
+    }
+}

@@ -1,0 +1,258 @@
+//! [`UnmatchedTable`]: the descriptors that no rule of their domain matches, with the most similar rule; they are logged
+//! when they begin.
+
+use std::{
+    cmp::Reverse,
+    collections::{HashMap, hash_map::Entry},
+    sync::{Arc, Weak},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    algorithm::Micros,
+    engine::{Snapshot, UnmatchedDescriptors, UnmatchedGroup},
+    rules::{RuleEntries, RuleSet},
+};
+
+/// Time without such descriptors after which they are logged again.
+const QUIET_PERIOD: Micros = Micros::from_secs(600);
+/// Maximum number of messages at one time.
+const MAX_MESSAGES: usize = 10;
+/// Maximum number of rules whose keys are compared.
+const MAX_COMPARED_RULES: usize = 2_000;
+/// Maximum distance of two first keys that are similar, in letters.
+const MAX_DISTANCE: usize = 2;
+
+/// Descriptors without a rule that have the same domain and the same keys.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unmatched {
+    /// The domain; `other` for those that are counted together.
+    pub domain: String,
+    /// The keys in their order.
+    pub keys: Vec<String>,
+    /// Number of descriptors in the last five minutes.
+    pub recent: u64,
+    /// Number of descriptors since the start of the process.
+    pub total: u64,
+    /// Time of the first one, in microseconds since the Unix epoch.
+    pub first: u64,
+    /// Time of the latest one.
+    pub latest: u64,
+    /// Path of the rule with the most similar keys; empty if there is none.
+    pub nearest_rule: String,
+}
+
+/// Adds the descriptors of other instances, the most frequent ones first.
+pub(super) fn add<'u>(own: &'u [Unmatched], others: impl Iterator<Item = &'u Unmatched>) -> Vec<Unmatched> {
+    let mut sums: HashMap<(String, Vec<String>), Unmatched> = HashMap::new();
+    for group in own.iter().chain(others) {
+        let name = (group.domain.clone(), group.keys.clone());
+        match sums.get_mut(&name) {
+            Some(sum) => {
+                sum.recent = sum.recent.saturating_add(group.recent);
+                sum.total = sum.total.saturating_add(group.total);
+                sum.first = sum.first.min(group.first);
+                sum.latest = sum.latest.max(group.latest);
+            }
+            None => drop(sums.insert(name, group.clone())),
+        }
+    }
+    let mut list: Vec<Unmatched> = sums.into_values().collect();
+    list.sort_by_cached_key(|group| (Reverse((group.recent, group.total)), group.domain.clone(), group.keys.clone()));
+    list
+}
+
+/// The domain and the keys of descriptors.
+type Name = (Arc<str>, Arc<[String]>);
+
+/// The descriptors without a rule of this instance.
+#[derive(Default)]
+pub(super) struct UnmatchedTable {
+    /// When each group was seen last.
+    seen: HashMap<Name, Micros>,
+    /// The path of the most similar rule, for each group.
+    nearest_rules: HashMap<Name, Option<String>>,
+    /// The rules that were compared. Weak, because the table must not delay the release of replaced rules.
+    compared: Weak<Snapshot>,
+}
+
+impl UnmatchedTable {
+    /// Logs the groups that have begun, and finds the most similar rule of each new group.
+    pub(super) fn update(&mut self, descriptors: &UnmatchedDescriptors, snapshot: &Arc<Snapshot>) {
+        let groups = descriptors.groups();
+        if groups.is_empty() {
+            return;
+        }
+        if !self.compared.upgrade().is_some_and(|compared| compared.has_same_rules(snapshot)) {
+            self.nearest_rules.clear();
+        }
+        self.compared = Arc::downgrade(snapshot);
+        let mut search = None;
+        for group in &groups {
+            if let Entry::Vacant(vacant) = self.nearest_rules.entry(name(group)) {
+                let search = search.get_or_insert_with(|| Search::new(snapshot.rules()));
+                vacant.insert(search.nearest(&group.domain, &group.keys));
+            }
+        }
+        for group in self.begun(groups).iter().take(MAX_MESSAGES) {
+            let nearest_rule = self.nearest_rules.get(&name(group)).cloned().flatten();
+            tracing::info!(
+                domain = &*group.domain,
+                keys = group.keys.join(","),
+                nearest_rule,
+                "no rule matches these descriptors, so they have no limit"
+            );
+        }
+    }
+
+    /// Returns the groups with descriptors after a time without any.
+    fn begun(&mut self, groups: Vec<UnmatchedGroup>) -> Vec<UnmatchedGroup> {
+        let mut begun = Vec::new();
+        for group in groups {
+            let before = self.seen.insert(name(&group), group.latest);
+            if before.is_none_or(|before| group.latest - before > QUIET_PERIOD) {
+                begun.push(group);
+            }
+        }
+        begun
+    }
+
+    /// Returns up to `max` groups, the most frequent ones of the last minutes first.
+    pub(super) fn list(&self, descriptors: &UnmatchedDescriptors, max: usize, now: Micros) -> Vec<Unmatched> {
+        let mut groups = descriptors.groups();
+        groups.sort_by_cached_key(|group| Reverse((group.recent(now), group.total)));
+        let mut list = Vec::new();
+        for group in groups.into_iter().take(max) {
+            list.push(Unmatched {
+                domain: group.domain.to_string(),
+                keys: group.keys.to_vec(),
+                recent: group.recent(now),
+                total: group.total,
+                first: group.first.get(),
+                latest: group.latest.get(),
+                nearest_rule: self.nearest_rules.get(&name(&group)).cloned().flatten().unwrap_or_default(),
+            });
+        }
+        list
+    }
+}
+
+fn name(group: &UnmatchedGroup) -> Name {
+    (Arc::clone(&group.domain), Arc::clone(&group.keys))
+}
+
+/// A search for the rule with the most similar keys.
+struct Search<'r> {
+    rules: &'r RuleSet,
+    /// The keys and values of each rule, by its id.
+    entries: Vec<RuleEntries>,
+}
+
+impl<'r> Search<'r> {
+    fn new(rules: &'r RuleSet) -> Self {
+        Self { rules, entries: rules.entries_of_rules() }
+    }
+
+    /// Returns the path of the rule of a domain that shares the most keys with a descriptor, or else of the one with
+    /// a first key that differs by one or two letters.
+    fn nearest(&self, domain: &str, keys: &[String]) -> Option<String> {
+        let first = keys.first()?;
+        let mut nearest: Option<Distance> = None;
+        let of_domain = self.rules.rules().iter().enumerate().filter(|(_, rule)| *rule.labels[0] == *domain);
+        for (id, _) in of_domain.take(MAX_COMPARED_RULES) {
+            let entries = &self.entries[id];
+            let Some((known_first, _)) = entries.first() else {
+                continue;
+            };
+            let shared = keys.iter().filter(|key| entries.iter().any(|(known, _)| **known == ***key)).count();
+            let letters = if shared == 0 { strsim::damerau_levenshtein(known_first, first) } else { 0 };
+            if letters > MAX_DISTANCE {
+                continue;
+            }
+            let distance = Distance {
+                shared: Reverse(shared),
+                has_other_first_key: **known_first != **first,
+                letters,
+                levels: entries.len().abs_diff(keys.len()),
+                id,
+            };
+            if nearest.as_ref().is_none_or(|nearest| distance < *nearest) {
+                nearest = Some(distance);
+            }
+        }
+        Some(self.rules.rules()[nearest?.id].path())
+    }
+}
+
+/// How much the keys of a rule differ from those of a descriptor. The first field that differs decides.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Distance {
+    /// Number of keys that both have.
+    shared: Reverse<usize>,
+    has_other_first_key: bool,
+    /// Distance of the first keys, if no key is shared.
+    letters: usize,
+    /// Difference of the numbers of keys.
+    levels: usize,
+    id: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        engine::{Resources, Statistics, StatisticsSettings},
+        rules::{Options, SourceFile, compile},
+    };
+
+    const RULES: &str = "domain: api
+descriptors:
+- { key: user, rate_limit: { unit: day, requests_per_unit: 3 } }
+- key: path
+  descriptors:
+  - { key: user, rate_limit: { unit: day, requests_per_unit: 3 } }
+";
+
+    fn snapshot() -> Arc<Snapshot> {
+        let file = SourceFile { name: "a.yaml".into(), text: RULES.into() };
+        let (rules, _) = compile(&[file], Options::default()).unwrap();
+        let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
+        Arc::new(Snapshot::new(rules, &statistics, &Resources::default()))
+    }
+
+    #[test]
+    fn the_nearest_rule_shares_keys_or_begins_with_a_similar_one() {
+        let snapshot = snapshot();
+        let search = Search::new(snapshot.rules());
+        let nearest = |domain: &str, keys: &[&str]| {
+            let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+            search.nearest(domain, &keys)
+        };
+        assert_eq!(nearest("api", &["user", "path"]).as_deref(), Some("api.path.user"));
+        assert_eq!(nearest("api", &["user", "method"]).as_deref(), Some("api.user"));
+        assert_eq!(nearest("api", &["usr"]).as_deref(), Some("api.user"));
+        assert_eq!(nearest("api", &["pth", "x"]).as_deref(), Some("api.path.user"));
+        assert_eq!(nearest("api", &["remote_address"]), None);
+        assert_eq!(nearest("api", &[]), None);
+        assert_eq!(nearest("shop", &["user"]), None);
+    }
+
+    #[test]
+    fn groups_of_instances_are_summed_and_sorted() {
+        let group = |key: &str, recent, total, first, latest| Unmatched {
+            domain: "api".into(),
+            keys: vec![key.into()],
+            recent,
+            total,
+            first,
+            latest,
+            nearest_rule: "api.user".into(),
+        };
+        let own = vec![group("usr", 1, 5, 10, 20), group("x", 4, 4, 1, 2)];
+        let others = [group("usr", 6, 7, 5, 15), group("y", 4, 9, 1, 2)];
+        let sum = add(&own, others.iter());
+        let expected = [group("usr", 7, 12, 5, 20), group("y", 4, 9, 1, 2), group("x", 4, 4, 1, 2)];
+        assert_eq!(sum, expected);
+    }
+}
