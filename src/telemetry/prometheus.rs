@@ -16,6 +16,10 @@ use crate::metrics::{Histogram, Totals};
 /// Prefix of the metrics that the Prometheus exporter of envoyproxy/ratelimit provides.
 const ENVOYPROXY_PREFIX: &str = "ratelimit_service_";
 
+/// The metric of hits above soft limits, which envoyproxy/ratelimit does not have, and the end of its names in statsd.
+const SOFT_LIMIT: &str = "ratelimit_service_rate_limit_soft_limit";
+const SOFT_LIMIT_SUFFIX: &str = ".soft_limit";
+
 /// Settings of the metrics for Prometheus that envoyproxy/ratelimit has as well.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -65,9 +69,18 @@ impl MetricsPage {
         if let Some(mapping) = &self.mapping {
             let is_response_time = |histogram: &&Arc<Histogram>| histogram.name.starts_with(ENVOYPROXY_PREFIX);
             let latency = self.histograms.iter().find(is_response_time);
-            families.retain(|family| !family.name.starts_with(ENVOYPROXY_PREFIX));
-            let mapped = mapping
-                .families(&(self.totals)(), latency.map(|histogram| histogram.distribution()).unwrap_or_default());
+            let mut totals = (self.totals)();
+            // Mapping files for envoyproxy/ratelimit do not have this count, so each rule would have a metric of its own.
+            let keeps_soft_limit =
+                !totals.keys().any(|name| name.ends_with(SOFT_LIMIT_SUFFIX) && mapping.has_entry(name));
+            if keeps_soft_limit {
+                totals.retain(|name, _| !name.ends_with(SOFT_LIMIT_SUFFIX));
+            }
+            families.retain(|family| {
+                !family.name.starts_with(ENVOYPROXY_PREFIX) || keeps_soft_limit && family.name == SOFT_LIMIT
+            });
+            let mapped =
+                mapping.families(&totals, latency.map(|histogram| histogram.distribution()).unwrap_or_default());
             // Mapped metrics come last, so that a metric of the service with the same name takes precedence.
             families.extend(mapped);
         }

@@ -209,6 +209,13 @@ impl Mapping {
         families.into_vec()
     }
 
+    /// Returns whether the file has an entry for the statsd name of a counter.
+    pub(super) fn has_entry(&self, name: &str) -> bool {
+        let applies = |entry: &Entry| entry.match_metric_type.is_none_or(|wanted| wanted == MetricType::Counter);
+        self.globs.iter().any(|(segments, entry)| applies(entry) && captured(segments, name).is_some())
+            || self.patterns.iter().any(|(pattern, entry)| applies(entry) && pattern.is_match(name))
+    }
+
     /// Returns the metric for a statsd name; `None` if the file drops it.
     fn map(&self, name: &str, kind: MetricType) -> Option<Mapped<'_>> {
         let applies = |entry: &Entry| entry.match_metric_type.is_none_or(|wanted| wanted == kind);
