@@ -229,10 +229,12 @@ impl Engine {
         now: Micros,
     ) -> Match<'s> {
         let assigned_plan = rule.plan.as_ref().and_then(|_| snapshot.overrides.plan(domain, &descriptor.entries, now));
-        let rule = match assigned_plan.and_then(|plan| snapshot.rules().rule_for_plan(rule, &plan)) {
+        let rule = match assigned_plan.as_ref().and_then(|plan| snapshot.rules().rule_for_plan(rule, plan)) {
             Some(rule) => rule,
             None => {
-                if rule.plan.as_ref().is_some_and(|plan| plan.is_other_plan_requested(&descriptor.entries, &path)) {
+                let is_unknown = assigned_plan.is_some()
+                    || rule.plan.as_ref().is_some_and(|plan| plan.is_other_plan_requested(&descriptor.entries, &path));
+                if is_unknown {
                     self.statistics.unknown_plan.add(self.worker, 1);
                 }
                 rule

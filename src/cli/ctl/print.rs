@@ -88,6 +88,9 @@ impl Output {
             let why = if entry.reason.is_empty() { String::new() } else { format!(": {}", entry.reason) };
             let (name, value) = (target_name(entry.target.as_ref()), &entry.value);
             println!("override: {name} {value}{until} (by {}{why})", entry.author);
+            if !entry.matches_nothing.is_empty() {
+                println!("  it matches nothing: {}", entry.matches_nothing);
+            }
         }
         match &response.counter {
             Some(counter) => self.counter(counter),

@@ -205,13 +205,18 @@ impl AdminService for Service {
         let inspection = self.admin.inspect(&domain, &entries(&pairs)).await.map_err(|error| reject(&error))?;
         let snapshot = self.admin.reloader.rules().load_full();
         let matched = inspection.rule.and_then(|id| snapshot.rules().rules().get(id));
+        let mut names = KnownNames::new(snapshot.rules());
+        let mut overrides = Vec::new();
+        for (origin, entry) in &inspection.overrides {
+            overrides.push(write_checked_override(entry, *origin, &mut names));
+        }
         let target = Target::Limit { domain, entries: pairs };
         let query = TopQuery { max_entities: 1, period: TopEntities::MAX_PERIOD, ..TopQuery::default() };
         let (denied, _) = self.admin.activity.top(&query, |ranked, _| *ranked == target);
         Ok(Response::new(api::InspectResponse {
             match_steps: inspection.match_steps,
             rule: matched.map(|matched| rule(matched, Some(&snapshot))),
-            overrides: inspection.overrides.iter().map(|(origin, entry)| write_override(entry, *origin)).collect(),
+            overrides,
             counter: inspection.counter.map(|state| counter(&state, &self.admin.engine.store, self.prefix())),
             allowed: inspection.allowed,
             decided_by: inspection.override_kind.map_or("rule", OverrideKind::name).to_owned(),
