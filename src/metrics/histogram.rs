@@ -72,6 +72,8 @@ pub struct Histogram {
     pub description: &'static str,
     /// Labels of the metric.
     pub labels: &'static [(&'static str, &'static str)],
+    /// Second name, under which the histogram is exported without labels and always in seconds.
+    pub seconds_name: Option<&'static str>,
     stripes: Striped<Stripe>,
     /// Latest exemplar of each classic bucket.
     exemplars: [Mutex<Option<Exemplar>>; BOUNDS.len() + 1],
@@ -149,13 +151,19 @@ impl Histogram {
     #[must_use]
     pub fn new(name: &'static str, description: &'static str, workers: usize) -> Self {
         let exemplars = [const { Mutex::new(None) }; BOUNDS.len() + 1];
-        Self { name, description, labels: &[], stripes: Striped::new(workers), exemplars }
+        Self { name, description, labels: &[], seconds_name: None, stripes: Striped::new(workers), exemplars }
     }
 
     /// Sets the labels.
     #[must_use]
     pub fn with_labels(self, labels: &'static [(&'static str, &'static str)]) -> Self {
         Self { labels, ..self }
+    }
+
+    /// Exports the histogram under a second name, too: without labels, and in seconds if settings change the first one.
+    #[must_use]
+    pub fn with_seconds_name(self, name: &'static str) -> Self {
+        Self { seconds_name: Some(name), ..self }
     }
 
     /// Records a duration in the worker's stripe.

@@ -44,7 +44,7 @@ impl Metrics {
     pub fn new(workers: usize) -> Arc<Self> {
         let latency = Histogram::new("ratelimit_service_response_time_seconds", "Time to decide a request", workers);
         Arc::new(Self {
-            latency: Arc::new(latency.with_labels(&METHOD)),
+            latency: Arc::new(latency.with_labels(&METHOD).with_seconds_name("sluicegate_decision_seconds")),
             denied: Counter::new(workers),
             invalid: Counter::new(workers),
             undecided: Counter::new(workers),

@@ -84,7 +84,12 @@ impl Exporter {
         let mut request = ExportMetricsServiceRequest::from(metrics);
         let scope = request.resource_metrics.first_mut().and_then(|resource| resource.scope_metrics.first_mut());
         if let Some(scope) = scope {
-            scope.metrics.extend(self.histograms.iter().map(|histogram| metric(histogram, self.started)));
+            for histogram in &self.histograms {
+                scope.metrics.push(metric(histogram, histogram.name, histogram.labels, self.started));
+                if let Some(name) = histogram.seconds_name {
+                    scope.metrics.push(metric(histogram, name, &[], self.started));
+                }
+            }
         }
         request
     }
@@ -150,7 +155,8 @@ impl Collector {
     }
 }
 
-fn metric(histogram: &Histogram, started: SystemTime) -> v1::Metric {
+/// Returns the histogram as a metric with this name and these labels.
+fn metric(histogram: &Histogram, name: &str, labels: &[(&str, &str)], started: SystemTime) -> v1::Metric {
     let Distribution { count, sum, buckets, .. } = histogram.distribution();
     let mut previous = 0;
     let in_bucket = |(_, count, _): &(f64, u64, Option<Exemplar>)| count - std::mem::replace(&mut previous, *count);
@@ -160,7 +166,7 @@ fn metric(histogram: &Histogram, started: SystemTime) -> v1::Metric {
         ..KeyValue::default()
     };
     let point = HistogramDataPoint {
-        attributes: histogram.labels.iter().map(attribute).collect(),
+        attributes: labels.iter().map(attribute).collect(),
         start_time_unix_nano: nanos(started),
         time_unix_nano: nanos(wall_clock()),
         count,
@@ -171,7 +177,7 @@ fn metric(histogram: &Histogram, started: SystemTime) -> v1::Metric {
         ..HistogramDataPoint::default()
     };
     v1::Metric {
-        name: histogram.name.to_owned(),
+        name: name.to_owned(),
         description: histogram.description.to_owned(),
         unit: "s".to_owned(),
         data: Some(Data::Histogram(v1::Histogram {
@@ -209,7 +215,7 @@ mod tests {
     #[test]
     fn a_histogram_has_its_description_and_the_names_of_its_labels() {
         let histogram = Histogram::new("x_seconds", "what it is", 1).with_labels(&[("method", "Check")]);
-        let metric = metric(&histogram, UNIX_EPOCH);
+        let metric = metric(&histogram, histogram.name, histogram.labels, UNIX_EPOCH);
         assert_eq!((metric.name.as_str(), metric.description.as_str()), ("x_seconds", "what it is"));
         let Some(Data::Histogram(data)) = &metric.data else { panic!("{metric:?}") };
         let keys: Vec<_> = data.data_points[0].attributes.iter().map(|attribute| attribute.key.as_str()).collect();

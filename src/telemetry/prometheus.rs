@@ -65,7 +65,10 @@ impl MetricsPage {
     pub fn write(&self, exposition: Exposition) -> Vec<u8> {
         let gathered: Vec<MetricFamily> = self.registry.gather();
         let mut families: Vec<_> = gathered.iter().map(Family::from_registry).collect();
-        families.extend(self.histograms.iter().map(|histogram| self.histogram(histogram)));
+        for histogram in &self.histograms {
+            families.push(self.histogram(histogram));
+            families.extend(in_seconds(histogram));
+        }
         if let Some(mapping) = &self.mapping {
             let is_response_time = |histogram: &&Arc<Histogram>| histogram.name.starts_with(ENVOYPROXY_PREFIX);
             let latency = self.histograms.iter().find(is_response_time);
@@ -103,6 +106,17 @@ impl MetricsPage {
     }
 }
 
+/// Returns the histogram under its second name, which no mapping and no setting of the unit changes.
+fn in_seconds(histogram: &Histogram) -> Option<Family<'static>> {
+    let name = histogram.seconds_name?;
+    Some(Family {
+        name: name.into(),
+        help: histogram.description.into(),
+        kind: Kind::Histogram,
+        samples: vec![Sample { labels: Vec::new(), value: Value::Distribution(histogram.distribution()) }],
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -125,5 +139,19 @@ mod tests {
         };
         assert_eq!(sums(false), ["ratelimit_service_x_seconds_sum 0.0015", "sluicegate_x_seconds_sum 0.0015"]);
         assert_eq!(sums(true), ["ratelimit_service_x_seconds_sum 1.5", "sluicegate_x_seconds_sum 0.0015"]);
+    }
+
+    #[test]
+    fn the_second_name_is_always_in_seconds_and_without_labels() {
+        let histogram = Histogram::new("ratelimit_service_x_seconds", "", 1).with_labels(&[("method", "Check")]);
+        let histogram = histogram.with_seconds_name("sluicegate_y_seconds");
+        histogram.record(WorkerId(0), Duration::from_micros(1_500));
+        let histograms = vec![Arc::new(histogram)];
+        for milliseconds in [false, true] {
+            let settings = PrometheusSettings { milliseconds, ..PrometheusSettings::default() };
+            let page = MetricsPage::new(Registry::new(), histograms.clone(), &settings, Totals::new).unwrap();
+            let text = String::from_utf8(page.write(Exposition::Text)).unwrap();
+            assert!(text.contains("\nsluicegate_y_seconds_sum 0.0015\n"), "{text}");
+        }
     }
 }

@@ -250,6 +250,8 @@ async fn metrics_are_exported_if_configured() {
     assert!(point.sum() > 0.0 && point.time_unix_nano > point.start_time_unix_nano && point.start_time_unix_nano > 0);
     assert!(format!("{:?}", point.attributes[0]).contains("ShouldRateLimit"), "{:?}", point.attributes);
     assert!(point.exemplars.is_empty(), "{:?}", point.exemplars);
+    let names = format!("{:?}", collector.metrics.lock().unwrap());
+    assert!(names.contains("\"sluicegate_decision_seconds\""), "{names}");
 }
 
 /// Failures to export are logged.
