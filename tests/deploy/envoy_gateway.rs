@@ -84,51 +84,27 @@ async fn rules_of_its_translator_are_enforced() {
     assert!(limits > 40, "only {limits} limits");
 }
 
-const RULES: &str = "
-name: first-listener
-domain: first-listener
-descriptors:
-- key: matches
-  value: matches
-  descriptors:
-  - { key: rule-0-match-0, value: rule-0-match-0, rate_limit: { requests_per_unit: 2, unit: HOUR } }
-  - { key: rule-1-match-0, rate_limit: { requests_per_unit: 1, unit: HOUR } }
-  - { key: rule-2-method, value: rule-2-method, rate_limit: { requests_per_unit: 1, unit: HOUR } }
-  - { key: rule-3-path, value: rule-3-path, rate_limit: { requests_per_unit: 1, unit: HOUR } }
-- key: networks
-  value: networks
-  descriptors:
-  - { key: masked_remote_address, value: 192.168.0.0/16, rate_limit: { requests_per_unit: 2, unit: HOUR } }
-  - { key: masked_remote_address, value: 'invert:192.0.0.0/8', rate_limit: { requests_per_unit: 1, unit: HOUR } }
-  - key: masked_remote_address
-    value: 192.0.2.0/24
-    descriptors: [{ key: remote_address, rate_limit: { requests_per_unit: 1, unit: HOUR } }]
-- key: costs
-  value: costs
-  descriptors:
-  - { key: rule-0-match--1, value: rule-0-match--1, rate_limit: { requests_per_unit: 10, unit: HOUR } }
-- key: tenants
-  value: tenants
-  descriptors:
-  - { key: rule-0-match-0, rate_limit: { requests_per_unit: 100, unit: HOUR } }
----
-name: default/shared
-domain: default/shared
-descriptors:
-- key: default/shared/rule/0
-  value: default/shared/rule/0
-  descriptors:
-  - { key: rule-0-match--1, value: rule-0-match--1, rate_limit: { requests_per_unit: 2, unit: HOUR } }
-";
+/// The rules that Envoy Gateway sends for the Envoy of `deploy/envoy-gateway/envoy.yaml`.
+const RULES: &str = "deploy/envoy-gateway/rules";
+
+/// Returns the page of the rules in force, without the time at which they were loaded.
+fn rules_in_force(server: &Server) -> String {
+    let page = server.get("/rlconfig");
+    let lines = page.lines().filter(|line| !line.starts_with('#'));
+    lines.map(|line| format!("{line}\n")).collect()
+}
 
 #[tokio::test]
 async fn an_envoy_with_its_configuration_is_limited() {
-    let file = tempfile::NamedTempFile::new().unwrap();
-    fs::write(&file, RULES).unwrap();
+    let files = ["first-listener.yaml", "shared.yaml"].map(|name| repository(RULES).join(name));
     let mut plane = ControlPlane::start();
     let server = builder(&plane).start();
-    plane.set_files("1", &[file.path().to_owned()]);
+    plane.set_files("1", &files);
     wait_until_accepted(&plane, "1").await;
+    // Without a control plane, the same files are a directory of rules.
+    let without_plane = Server::builder().rules(&repository(RULES)).start();
+    assert_eq!(rules_in_force(&without_plane), rules_in_force(&server));
+    assert_eq!(rules_in_force(&server).lines().count(), 10);
     let (upstream, _) = upstream();
     let envoy = Envoy::start_with("deploy/envoy-gateway/envoy.yaml", server.grpc, upstream, false);
     let codes = |method: &str, path: &str, headers: &[(&str, &str)]| -> Vec<u16> {
@@ -219,6 +195,7 @@ async fn metrics_have_the_names_of_its_mapping_file() {
         &format!("ratelimit_service_rate_limit_total_hits{labels} 3"),
         "# TYPE ratelimit_service_response_time_seconds histogram",
         "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 3",
+        "sluicegate_decision_seconds_count 3",
         "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"} 3",
         "ratelimit_service_config_load_success 1",
         // A metric without a mapping has its name from statsd.
@@ -230,6 +207,9 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     // Each rule has hits now, and none of them is a metric: the file does not have our own count.
     let own = text.lines().find(|line| line.contains("soft_limit") && !line.starts_with('#')).unwrap_or_default();
     assert_eq!(own, format!("ratelimit_service_rate_limit_soft_limit{labels} 0"), "{text}");
+    // The file cannot change this name and its unit, which the alert for slow decisions needs.
+    let in_seconds = "\nsluicegate_decision_seconds_bucket{le=\"0.1\"} ";
+    assert!(text.contains(in_seconds), "{text}");
     // The file is missing, which is allowed: the names are built in, and the unit is the configured one.
     let server = start(&folder.path().join("none.yaml"), "true");
     server.client().await.check(request_for("d", &entries)).await.unwrap();
@@ -237,9 +217,11 @@ async fn metrics_have_the_names_of_its_mapping_file() {
     for line in [
         &format!("ratelimit_service_rate_limit_total_hits{labels} 1"),
         "ratelimit_service_response_time_seconds_bucket{grpc_method=\"ShouldRateLimit\",le=\"100\"} 1",
+        "sluicegate_decision_seconds_count 1",
     ] {
         assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
     }
+    assert!(text.contains(in_seconds), "{text}");
     assert!(server.log().contains("mapping file not found"), "{}", server.log());
     fs::write(&mapping, "mappings: [{match: a, nam: x}]").unwrap();
     let failed = command()
