@@ -1,28 +1,27 @@
-//! The Helm chart, the plain manifests and the Compose files, tested without a cluster or a container runtime. Each
-//! file is validated by its own tool, and the processes that it defines are started.
+//! The Helm chart and the plain manifests, tested without a cluster. Each is validated by its own tool, and the processes
+//! that it defines are started.
 
 use std::{
     fs,
-    io::Write,
     path::Path,
-    process::{Command, Output, Stdio},
+    process::{Command, Output},
 };
 
 use serde_json::{Value, json};
 
+use super::manifests::{document, documents, start, start_in, to_yaml, validate};
 use crate::{
     support::{
-        RedisServer, Server,
+        RedisServer,
         envoy::Envoy,
+        operator::{OPERATE, admin_addr},
         repository, request_for,
-        server::{command, get},
+        server::command,
         tool,
     },
     wire::envoy::upstream,
 };
 
-/// The oldest and the newest version of Kubernetes against which manifests are validated.
-const KUBERNETES: [&str; 2] = ["1.30", "1.37"];
 const EVERYTHING: &str = r#"
 image: { repository: registry.example.com/sluicegate, tag: v1 }
 imagePullSecrets: [{ name: pull }]
@@ -31,6 +30,7 @@ settings:
   grpc: { max_connections: 100 }
   redis: { timeout: 30ms }
   telemetry: { log: { format: logstash } }
+admin: { existingSecret: admin-tokens }
 rules: { files: { a.yaml: "domain: a\ndescriptors: []\n", b.yaml: "domain: b\n" } }
 tls: { existingSecret: certs }
 peers: { enabled: true, port: 9083, sync: 50ms, existingSecret: peer-certs }
@@ -40,6 +40,8 @@ extraVolumeMounts: [{ name: x, mountPath: /x }]
 autoscaling: { enabled: true }
 networkPolicy: { enabled: true, from: [{ namespaceSelector: { matchLabels: { gateway: "yes" } } }] }
 serviceMonitor: { enabled: true, labels: { release: prometheus } }
+prometheusRule: { enabled: true, labels: { release: prometheus } }
+dashboard: { enabled: true, annotations: { folder: Edge } }
 serviceAccount: { annotations: { a: b } }
 service: { annotations: { a: b } }
 podAnnotations: { a: b }
@@ -51,27 +53,21 @@ priorityClassName: high
 "#;
 const BY_XDS: &str = "settings: { rules: { xds: { server: 'http://127.0.0.1:1', start_without_rules: true } } }\n";
 
-const PEERS: &str = "peers: { enabled: true, allowPlaintext: true }\n";
-
-/// Returns all documents of a YAML file, parsed by `PyYAML`.
-fn documents(text: &str) -> Vec<Value> {
-    let script = "import json, sys, yaml; print(json.dumps([d for d in yaml.safe_load_all(sys.stdin) if d]))";
-    let mut python = Command::new(tool("python3"));
-    let mut python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    python.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
-    let output = python.wait_with_output().unwrap();
-    assert!(output.status.success(), "{text}");
-    serde_json::from_slice(&output.stdout).unwrap()
-}
+const PEERS: &str = "replicas: 3\npeers: { enabled: true, allowPlaintext: true }\n";
 
 /// Runs Helm on the chart with these values.
 fn run_helm(args: &[&str], values: &str) -> Output {
+    run_helm_on(&repository("deploy/helm/sluicegate"), args, values)
+}
+
+/// Runs Helm on the chart in this folder with these values.
+fn run_helm_on(chart: &Path, args: &[&str], values: &str) -> Output {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("values.yaml");
     fs::write(&file, values).unwrap();
     Command::new(tool("helm"))
         .args(args)
-        .arg(repository("deploy/helm/sluicegate"))
+        .arg(chart)
         .args(["--kube-version", "1.33.0", "--values"])
         .arg(&file)
         .output()
@@ -86,95 +82,16 @@ fn helm(args: &[&str], values: &str) -> String {
     text
 }
 
-/// Validates manifests strictly against the schemas of Kubernetes.
-fn validate(manifests: &str) {
-    let folder = tempfile::tempdir().unwrap();
-    // Kubernetes has no schemas of custom resources.
-    let custom =
-        ["ServiceMonitor", "EnvoyFilter", "ExtensionService", "HTTPProxy"].map(|kind| format!("\nkind: {kind}\n"));
-    let built_in = manifests.split("\n---\n").filter(|text| !custom.iter().any(|kind| text.contains(kind)));
-    let file = folder.path().join("all.yaml");
-    fs::write(&file, built_in.collect::<Vec<_>>().join("\n---\n")).unwrap();
-    for version in KUBERNETES {
-        let output = Command::new(tool("kubernetes-validate")).args(["--strict", "-k", version]).arg(&file).output();
-        let output = output.unwrap();
-        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && text.contains("passed"), "{version}: {text}");
-    }
-}
-
-/// Starts the container of the deployment as a process, with its files and variables, and checks its probes.
-async fn start(manifests: &str, redis: &RedisServer) -> Server {
-    let all = documents(manifests);
-    let of_kind = |kind: &str| all.iter().filter(|document| document["kind"] == kind).cloned().collect::<Vec<_>>();
-    let pod = of_kind("Deployment").remove(0)["spec"]["template"]["spec"].clone();
-    let container = &pod["containers"][0];
-    let folder = tempfile::tempdir().unwrap();
-    let local_path = |path: &str| {
-        let mut mounts = container["volumeMounts"].as_array().unwrap().iter();
-        let mount = mounts.find(|mount| path.starts_with(mount["mountPath"].as_str().unwrap())).unwrap();
-        let volume = pod["volumes"].as_array().unwrap().iter().find(|volume| volume["name"] == mount["name"]).unwrap();
-        let mounted = folder.path().join(mount["name"].as_str().unwrap());
-        fs::create_dir_all(&mounted).unwrap();
-        let map_name = &volume["configMap"]["name"];
-        let config_map = of_kind("ConfigMap").into_iter().find(|map| map["metadata"]["name"] == *map_name);
-        for (name, text) in config_map.iter().flat_map(|map| map["data"].as_object().unwrap()) {
-            fs::write(mounted.join(name), text.as_str().unwrap()).unwrap();
-        }
-        path.replace(mount["mountPath"].as_str().unwrap(), mounted.to_str().unwrap())
-    };
-    let mut command = command();
-    for argument in container["args"].as_array().unwrap() {
-        let argument = argument.as_str().unwrap();
-        command.arg(match argument {
-            "redis://redis:6379" => redis.url(),
-            path if path.starts_with('/') => local_path(path),
-            other => other.to_owned(),
-        });
-    }
-    let mut tls = false;
-    for variable in container["env"].as_array().unwrap() {
-        let name = variable["name"].as_str().unwrap();
-        tls |= name.contains("TLS");
-        match &variable["value"] {
-            // The test has no Secret with certificates.
-            _ if name.contains("TLS") => {}
-            Value::String(value) => drop(command.env(name, value)),
-            _ => {
-                assert_eq!(variable["valueFrom"]["secretKeyRef"]["name"], "redis");
-                command.env(name, redis.url());
-            }
-        }
-    }
-    assert_eq!(tls, manifests.contains("/certs"));
-    let server = Server::from_command(command)
-        .set("grpc.addr", "127.0.0.1:0")
-        .set("http.addr", "127.0.0.1:0")
-        // With peers, whose host name does not exist here and whose certificates are missing as well.
-        .set("cluster.addr", "127.0.0.1:0")
-        .set("cluster.allow_plaintext", "true")
-        .set("telemetry.log.format", "json")
-        .start();
-    for probe in ["startupProbe", "readinessProbe"] {
-        let path = container[probe]["httpGet"]["path"].as_str().unwrap();
-        assert_eq!(get(&server.url(path)).0, 200, "{probe}");
-    }
-    assert_eq!(container["livenessProbe"]["tcpSocket"]["port"], "grpc");
-    std::net::TcpStream::connect(server.grpc).unwrap();
-    // The service has read the rules, so the temporary files can be removed.
-    server
-}
-
 #[tokio::test]
 async fn helm_and_kubernetes_accept_the_chart() {
     let redis = RedisServer::start();
     for (values, count) in [
-        ("", 6),
-        (EVERYTHING, 10),
-        (BY_XDS, 5),
-        (PEERS, 7),
-        ("rules: { existingConfigMap: mine }\n", 5),
-        ("podDisruptionBudget: { enabled: false }\nserviceAccount: { create: false }\n", 4),
+        ("", 7),
+        (EVERYTHING, 13),
+        (BY_XDS, 6),
+        (PEERS, 8),
+        ("rules: { existingConfigMap: mine }\n", 6),
+        ("podDisruptionBudget: { enabled: false }\nserviceAccount: { create: false }\n", 5),
     ] {
         helm(&["lint", "--strict"], values);
         let manifests = helm(&["template", "rate"], values);
@@ -184,13 +101,6 @@ async fn helm_and_kubernetes_accept_the_chart() {
             drop(start(&manifests, &redis).await);
         }
     }
-}
-
-/// Returns the document of this kind and name.
-fn document(manifests: &str, kind: &str, name: &str) -> Value {
-    let all = documents(manifests);
-    let found = all.into_iter().find(|found| found["kind"] == kind && found["metadata"]["name"] == name);
-    found.unwrap_or_else(|| panic!("no {kind} {name} in {manifests}"))
 }
 
 /// The name of the headless service is the one that pods resolve and that certificates must contain.
@@ -229,12 +139,169 @@ fn peers_without_certificates_must_be_allowed() {
     assert!(!output.status.success() && error.contains("peers.enabled needs peers.existingSecret"), "{error}");
 }
 
+/// With the store in memory, each pod would allow the whole limit.
+#[test]
+fn several_pods_need_a_shared_store_or_peers() {
+    for values in [
+        "replicas: 2\n",
+        "autoscaling: { enabled: true }\n",
+        "replicas: 2\nstore: { url: '' }\n",
+        "replicas: 2\nextraEnv: [{ name: SLUICEGATE__WORKERS, value: '2' }]\n",
+    ] {
+        let output = run_helm(&["template", "rate"], values);
+        let error = String::from_utf8_lossy(&output.stderr);
+        for setting in ["store.url", "store.existingSecret", "peers.enabled=true", "replicas=1"] {
+            assert!(!output.status.success() && error.contains(setting), "{values}: {setting}: {error}");
+        }
+    }
+    for values in [
+        "",
+        "autoscaling: { enabled: true, minReplicas: 1, maxReplicas: 1 }\n",
+        "replicas: 2\nstore: { url: 'redis://redis:6379' }\n",
+        "replicas: 2\nstore: { existingSecret: redis }\n",
+        "replicas: 2\nstore: { allowSeparateCounters: true }\n",
+        "replicas: 2\nextraEnv: [{ name: SLUICEGATE__STORE, value: 'redis://redis:6379' }]\n",
+        "replicas: 2\nsettings: { cluster: { peers: [a, b], allow_plaintext: true } }\n",
+        PEERS,
+    ] {
+        helm(&["template", "rate"], values);
+    }
+}
+
+/// The variable of the chart has precedence over the settings file, so this address would be ignored.
+#[test]
+fn a_store_among_the_settings_is_an_error() {
+    let output = run_helm(&["template", "rate"], "settings: { store: 'redis://redis:6379' }\n");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("settings.store has no effect: set store.url"), "{error}");
+}
+
+#[test]
+fn pods_know_how_many_share_the_store() {
+    let instances = |values: &str| {
+        let manifests = helm(&["template", "rate"], &format!("store: {{ url: 'redis://redis:6379' }}\n{values}"));
+        let settings = document(&manifests, "ConfigMap", "rate-sluicegate")["data"]["settings.yaml"].clone();
+        documents(settings.as_str().unwrap())[0]["cluster"]["instances"].clone()
+    };
+    assert_eq!(instances("replicas: 3\n"), 3);
+    assert_eq!(instances("autoscaling: { enabled: true, maxReplicas: 7 }\n"), 7);
+    assert_eq!(instances("replicas: 3\nsettings: { cluster: { instances: 2 } }\n"), 2);
+    assert_eq!(instances("replicas: 1\n"), Value::Null);
+}
+
+/// Envoy's `STRICT_DNS` and gRPC clients resolve the service to the pods, and connect to the port of the container.
+#[test]
+fn the_headless_service_for_grpc_has_the_port_of_the_container() {
+    let manifests = helm(&["template", "rate"], "service: { grpcPort: 80 }\n");
+    let service = document(&manifests, "Service", "rate-sluicegate-headless");
+    let all_pods = document(&manifests, "Service", "rate-sluicegate");
+    assert_eq!(service["spec"]["clusterIP"], "None");
+    assert_eq!(service["spec"]["selector"], all_pods["spec"]["selector"]);
+    assert_eq!(
+        service["spec"]["publishNotReadyAddresses"],
+        Value::Null,
+        "callers must not reach pods that are not ready"
+    );
+    let deployment = document(&manifests, "Deployment", "rate-sluicegate");
+    let port = &deployment["spec"]["template"]["spec"]["containers"][0]["ports"][0];
+    let service_port = &service["spec"]["ports"][0];
+    assert_eq!((&service_port["port"], &service_port["targetPort"]), (&port["containerPort"], &port["name"]));
+}
+
+/// The chart contains the alerts and the dashboard. `UPDATE_MANIFESTS=1` copies them.
+#[test]
+fn the_chart_has_the_alerts_and_the_dashboard_of_the_repository() {
+    for (source, copy) in [
+        ("deploy/prometheus/alerts.yaml", "deploy/helm/sluicegate/files/alerts.yaml"),
+        ("deploy/grafana/sluicegate.json", "deploy/helm/sluicegate/files/sluicegate.json"),
+    ] {
+        let text = fs::read_to_string(repository(source)).unwrap();
+        if std::env::var_os("UPDATE_MANIFESTS").is_some() {
+            fs::write(repository(copy), &text).unwrap();
+        }
+        assert!(
+            fs::read_to_string(repository(copy)).unwrap() == text,
+            "{copy} is not {source}: set UPDATE_MANIFESTS=1"
+        );
+    }
+    let manifests = helm(&["template", "rate"], EVERYTHING);
+    let rule = document(&manifests, "PrometheusRule", "rate-sluicegate");
+    let alerts = documents(&fs::read_to_string(repository("deploy/prometheus/alerts.yaml")).unwrap()).remove(0);
+    assert_eq!((&rule["spec"], &rule["metadata"]["labels"]["release"]), (&alerts, &json!("prometheus")));
+    let dashboard = document(&manifests, "ConfigMap", "rate-sluicegate-dashboard");
+    let text = fs::read_to_string(repository("deploy/grafana/sluicegate.json")).unwrap();
+    let expected: Value = serde_json::from_str(&text).unwrap();
+    let got: Value = serde_json::from_str(dashboard["data"]["sluicegate.json"].as_str().unwrap()).unwrap();
+    assert_eq!((got, &dashboard["metadata"]["labels"]["grafana_dashboard"]), (expected, &json!("1")));
+}
+
+/// `kubectl exec` runs `ctl` with the variables and files of the container.
+#[tokio::test]
+async fn ctl_in_the_container_has_a_token() {
+    let redis = RedisServer::start();
+    let manifests = helm(&["template", "rate"], "admin: { existingSecret: admin-tokens }\n");
+    let container =
+        document(&manifests, "Deployment", "rate-sluicegate")["spec"]["template"]["spec"]["containers"][0].clone();
+    let variables = container["env"].as_array().unwrap();
+    let value = |name: &str| variables.iter().find(|variable| variable["name"] == name).unwrap()["value"].clone();
+    assert_eq!(value("SLUICEGATE__ADMIN__ADDR"), "127.0.0.1:8082");
+    assert_eq!(value("SLUICEGATE_TOKEN_FILE"), "/admin/token");
+    let folder = tempfile::tempdir().unwrap();
+    let server = start_in(folder.path(), &manifests, &redis).await;
+    let mut ctl = command();
+    ctl.args(["ctl", "limit", "set", "example", "user=bob", "unlimited"]);
+    ctl.env("SLUICEGATE_ADMIN", format!("http://{}", admin_addr(&server)));
+    ctl.env("SLUICEGATE_TOKEN_FILE", folder.path().join("admin/token"));
+    let output = ctl.output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && text.contains("limit|example|user=bob: unlimited"), "{text}");
+    assert!(!server.log().contains("SLUICEGATE_TOKEN_FILE") && !server.log().contains(OPERATE), "{}", server.log());
+}
+
+/// Returns what Helm prints after an installation with these values. `helm template` prints no notes, so a copy of the
+/// chart has them in a manifest.
+fn notes(values: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let chart = folder.path().join("sluicegate");
+    let copied = Command::new("cp").arg("-r").arg(repository("deploy/helm/sluicegate")).arg(&chart).status().unwrap();
+    assert!(copied.success());
+    fs::rename(chart.join("templates/NOTES.txt"), chart.join("files/notes")).unwrap();
+    fs::write(chart.join("templates/notes.yaml"), "notes: {{ tpl (.Files.Get \"files/notes\") . | quote }}\n").unwrap();
+    let output = run_helm_on(&chart, &["template", "rate", "--show-only", "templates/notes.yaml"], values);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    documents(&String::from_utf8(output.stdout).unwrap()).remove(0)["notes"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn the_notes_name_the_next_steps_and_what_is_missing() {
+    let warnings = |notes: &str| notes.matches("WARNING").count();
+    let by_default = notes("");
+    for text in [
+        "port-forward deployment/rate-sluicegate 8080:8080",
+        "curl -s localhost:8080/rlconfig",
+        "rate-sluicegate-headless.default.svc:8081",
+        "The admin API is off",
+        "The counters are in the memory of one pod",
+        "the chart's example",
+    ] {
+        assert!(by_default.contains(text), "{text}: {by_default}");
+    }
+    assert_eq!(warnings(&by_default), 3, "{by_default}");
+    let complete = notes(EVERYTHING);
+    assert_eq!(warnings(&complete), 0, "{complete}");
+    assert!(complete.contains("exec deployment/rate-sluicegate -- /bin/sluicegate ctl top"), "{complete}");
+    assert!(complete.contains("counters  in Redis"), "{complete}");
+    assert!(notes(PEERS).contains("exchange hits without TLS"));
+    let separate = notes("replicas: 3\nstore: { allowSeparateCounters: true }\n");
+    assert!(separate.contains("3 pods allow up to 3 times each limit"), "{separate}");
+}
+
 /// The plain manifests are the chart rendered with its default values. `UPDATE_MANIFESTS=1` rewrites them.
 #[test]
 fn the_plain_manifests_are_equal_to_the_chart() {
     let path = repository("deploy/kubernetes/sluicegate.yaml");
     let added_by_helm = ["# Source:", "helm.sh/chart:", "app.kubernetes.io/managed-by:", "app.kubernetes.io/instance:"];
-    let head = "# Two instances, each with counters in its own memory. To share them, set SLUICEGATE__STORE to a Redis address.\n\
+    let head = "# One instance with counters in its memory. Several share them by SLUICEGATE__STORE, the address of a Redis.\n\
                 #\n#   kubectl apply -f deploy/kubernetes/sluicegate.yaml\n";
     let manifests = helm(&["template", "sluicegate"], "");
     let lines = manifests.lines().filter(|line| !added_by_helm.iter().any(|prefix| line.trim().starts_with(prefix)));
@@ -327,97 +394,4 @@ async fn contours_descriptors_are_limited() {
     let proxy = all.iter().find(|document| document["kind"] == "HTTPProxy").unwrap();
     let entries = &proxy["spec"]["routes"][0]["rateLimitPolicy"]["global"]["descriptors"][0]["entries"];
     assert_eq!(entries, &json!([{ "genericKey": { "value": "orders" } }, { "remoteAddress": {} }]));
-}
-
-/// Returns the value as YAML in block style, which `Envoy::start_with` can edit.
-fn to_yaml(value: &Value) -> String {
-    let mut python = Command::new(tool("python3"));
-    let script = "import json, sys, yaml; yaml.safe_dump(json.load(sys.stdin), sys.stdout)";
-    let python = python.args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped());
-    let mut python = python.spawn().unwrap();
-    python.stdin.take().unwrap().write_all(value.to_string().as_bytes()).unwrap();
-    String::from_utf8(python.wait_with_output().unwrap().stdout).unwrap()
-}
-
-/// The test has no containers; it starts the programs of the services with the same arguments.
-#[test]
-fn programs_accept_the_commands_of_the_compose_files() {
-    let folder = repository("deploy/compose");
-    for file in ["compose.yaml", "single.yaml", "peers.yaml", "monitoring/compose.yaml"] {
-        let compose = documents(&fs::read_to_string(folder.join(file)).unwrap()).remove(0);
-        let services = compose["services"].as_object().unwrap();
-        assert!(services.len() > 1, "{services:?}");
-        for (name, service) in services {
-            for volume in service["volumes"].as_array().into_iter().flatten() {
-                let source = volume.as_str().unwrap().split(':').next().unwrap();
-                assert!(folder.join(source).exists(), "{file}: {name} mounts {source}");
-            }
-            let others = match &service["depends_on"] {
-                Value::Object(others) => others.keys().map(String::as_str).collect(),
-                Value::Array(others) => others.iter().filter_map(Value::as_str).collect(),
-                _ => Vec::new(),
-            };
-            assert!(others.iter().all(|other| services.contains_key(*other)), "{file}: {name} waits for {others:?}");
-            run(&folder, name, service);
-        }
-    }
-}
-
-/// Runs the command of a service without a container network, and checks that its program accepts it.
-fn run(folder: &Path, name: &str, service: &Value) {
-    let args: Vec<String> = match &service["command"] {
-        Value::String(line) => line.replace("\"\"", "").split_whitespace().map(str::to_owned).collect(),
-        Value::Array(args) => args.iter().map(|arg| arg.as_str().unwrap().to_owned()).collect(),
-        _ => Vec::new(),
-    };
-    // Paths in the container are replaced by the mounted files.
-    let local_path = |arg: &String| {
-        let volumes =
-            service["volumes"].as_array().into_iter().flatten().map(|volume| volume.as_str().unwrap().split(':'));
-        let mut pairs = volumes.map(|mut parts| (parts.next().unwrap(), parts.next().unwrap()));
-        let mounted = pairs.find(|(_, target)| arg == target).map(|(source, _)| folder.join(source));
-        mounted.map_or_else(|| arg.clone(), |path| path.to_str().unwrap().to_owned())
-    };
-    let args: Vec<String> = args.iter().map(local_path).collect();
-    let image = service["image"].as_str().unwrap_or_default();
-    let mut program = match image.split([':', '/']).next().unwrap() {
-        "" => {
-            let mut program = command();
-            for (name, value) in service["environment"].as_object().into_iter().flatten() {
-                program.env(name, value.as_str().map_or_else(|| value.to_string(), str::to_owned));
-            }
-            program.args(&args).arg("--print-settings");
-            program
-        }
-        "redis" if args[0] == "redis-server" => {
-            let mut program = Command::new("redis-server");
-            // The invalid socket path ends the server as soon as it has read its arguments.
-            program.args(&args[1..]).args(["--port", "0", "--unixsocket", "/nowhere/at/all"]);
-            let output = program.output().unwrap();
-            let text = String::from_utf8_lossy(&output.stdout);
-            assert!(text.contains("Failed opening Unix socket") && !text.contains("FATAL CONFIG"), "{name}: {text}");
-            return;
-        }
-        // The redis service without a server creates a cluster, which the tests of topologies cover.
-        "redis" | "python" | "grafana" => return,
-        "envoyproxy" => {
-            let mut program = Command::new(tool("envoy"));
-            program.args(["--mode", "validate", "-l", "error"]).args(&args[1..]);
-            program
-        }
-        "prom" => {
-            let mut program = Command::new(tool("promtool"));
-            let rules = repository("deploy/prometheus/alerts.yaml");
-            let config = fs::read_to_string(folder.join("monitoring/prometheus.yaml")).unwrap();
-            let file = tempfile::NamedTempFile::new().unwrap();
-            fs::write(&file, config.replace("/etc/prometheus/alerts.yaml", rules.to_str().unwrap())).unwrap();
-            let output = program.args(["check", "config"]).arg(file.path()).output().unwrap();
-            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-            return;
-        }
-        other => panic!("{name} runs {other}, which this test does not support"),
-    };
-    let output = program.output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{name}: {text}");
 }
