@@ -31,7 +31,7 @@ settings:
   redis: { timeout: 30ms }
   telemetry: { log: { format: logstash } }
 admin: { existingSecret: admin-tokens }
-rules: { files: { a.yaml: "domain: a\ndescriptors: []\n", b.yaml: "domain: b\n" } }
+rules: { files: { example.yaml: null, a.yaml: "domain: a\ndescriptors: []\n", b.yaml: "domain: b\n" } }
 tls: { existingSecret: certs }
 peers: { enabled: true, port: 9083, sync: 50ms, existingSecret: peer-certs }
 extraEnv: [{ name: SLUICEGATE__WORKERS, value: "2" }]
