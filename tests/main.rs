@@ -29,6 +29,8 @@ mod docs;
 mod operations;
 /// Overload protection: shedding, elastic limits, plans.
 mod overload;
+/// Pages of the book with rule files, configurations of Envoy and commands, which are run as written.
+mod recipes;
 /// Redis as the store: state, topologies, failures, and decisions without a call to Redis.
 mod redis;
 /// Rule files, rules from a control plane, reloads, and candidate rules.

@@ -16,6 +16,7 @@ pub(crate) mod raw_grpc;
 pub(crate) mod redis;
 pub(crate) mod redis_topologies;
 pub(crate) mod server;
+pub(crate) mod transcripts;
 
 use std::{
     path::PathBuf,

@@ -1,0 +1,41 @@
+//! Pages of the book by task: their rule files, configurations of Envoy and commands work as written.
+
+/// The Rust parts of the pages.
+mod client;
+/// Runs a page.
+mod page;
+
+#[test]
+fn troubleshooting() {
+    page::run("docs/guides/troubleshooting.md");
+}
+
+#[test]
+fn plans() {
+    page::run("docs/guides/recipes/plans.md");
+}
+
+#[test]
+fn login() {
+    page::run("docs/guides/recipes/login.md");
+}
+
+#[test]
+fn sign_up() {
+    page::run("docs/guides/recipes/sign-up.md");
+}
+
+#[test]
+fn export_jobs() {
+    page::run("docs/guides/recipes/export-jobs.md");
+}
+
+#[test]
+fn webhook_senders() {
+    page::run("docs/guides/recipes/webhook-senders.md");
+}
+
+#[test]
+fn llm_tokens() {
+    page::run("docs/guides/recipes/llm-tokens.md");
+}
