@@ -11,6 +11,11 @@ fn troubleshooting() {
 }
 
 #[test]
+fn frequent_questions() {
+    page::run("docs/guides/faq.md");
+}
+
+#[test]
 fn plans() {
     page::run("docs/guides/recipes/plans.md");
 }
