@@ -16,6 +16,11 @@ fn frequent_questions() {
 }
 
 #[test]
+fn keywords() {
+    page::run("docs/reference/keyword-examples.md");
+}
+
+#[test]
 fn plans() {
     page::run("docs/guides/recipes/plans.md");
 }

@@ -4,6 +4,7 @@
 //!
 //! - `# rules/….yaml`: a rule file of the service.
 //! - `# routes for the domain NAME`: the routes of `deploy/envoy/envoy.yaml`, whose filters have this domain.
+//! - `# functions`: functions of the shell for the commands.
 //! - `# upstream.py`: the upstream of Envoy, which is started with its port. Without it, a plain one is used.
 //!
 //! Blocks of the language `console` are transcripts. Blocks of the language `rust` must be part of a source file that
@@ -69,6 +70,7 @@ pub(crate) fn rule_files(path: &str) -> tempfile::TempDir {
 /// The programs that a page needs; all of them end when this is dropped.
 struct Setup {
     folder: tempfile::TempDir,
+    functions: String,
     operator: Operator,
     envoy: Option<Envoy>,
     _upstream: Option<Upstream>,
@@ -126,13 +128,14 @@ impl Setup {
             std::os::unix::fs::symlink(started.access_log(), at("access.log")).unwrap();
             envoy = Some(started);
         }
-        Self { folder, operator, envoy, _upstream: own_upstream }
+        let functions = blocks.iter().filter(|block| block.title == "functions").map(|block| block.text).collect();
+        Self { folder, functions, operator, envoy, _upstream: own_upstream }
     }
 
     /// Runs a command with the addresses of this setup, and returns its output with those of the page.
     fn run(&self, command: &str) -> String {
         let server = &self.operator.server;
-        let mut line = command
+        let mut line = format!("{}{command}", self.functions)
             .replace("localhost:8080", &server.http.to_string())
             .replace("localhost:8081", &server.grpc.to_string())
             .replace("127.0.0.1:8082", self.operator.addr.trim_start_matches("http://"));
