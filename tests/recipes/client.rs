@@ -33,9 +33,8 @@ enum Login {
 
 async fn log_in(client: &Client, name: &str, address: &str, is_password_right: bool) -> Login {
     let pair = || descriptor! { "name_at_address" => name, "remote_address" => address };
-    let verdict = client
-        .check([pair(), descriptor! { "remote_address" => address }, descriptor! { "name" => name }])
-        .await;
+    let verdict =
+        client.check([pair(), descriptor! { "remote_address" => address }, descriptor! { "name" => name }]).await;
     if !verdict.allowed() {
         return Login::TooManyAttempts;
     }
