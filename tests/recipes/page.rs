@@ -187,12 +187,22 @@ fn start_envoy(routes: &Block<'_>, service: SocketAddr, upstream: SocketAddr) ->
     Envoy::start_changed(FILE, service, upstream, &changes)
 }
 
+/// Removes the indentation of all lines.
+fn without_indentation(code: &str) -> String {
+    code.lines().map(str::trim).collect::<Vec<_>>().join("\n")
+}
+
 /// Asserts that the code is part of a file that the build compiles, without regard to indentation.
 fn assert_compiled(code: &str) {
-    let lines = |text: &str| text.lines().map(str::trim).collect::<Vec<_>>().join("\n");
-    let code = lines(code);
-    let is_compiled = |folder: &str| rust_sources(folder).iter().any(|(_, source)| lines(source).contains(&code));
-    assert!(is_compiled("tests/recipes") || is_compiled("client/examples"), "no source file contains\n{code}");
+    let code = without_indentation(code);
+    for folder in ["tests/recipes", "client/examples"] {
+        for (_, source) in rust_sources(folder) {
+            if without_indentation(&source).contains(&code) {
+                return;
+            }
+        }
+    }
+    panic!("no source file contains\n{code}");
 }
 
 /// Runs the commands of a page and compares their output. `UPDATE_TRANSCRIPTS=1` writes the present output to the page.
@@ -232,7 +242,9 @@ pub(crate) fn run(path: &str) {
         }
         let printed = setup.transcribe(&command, &expected);
         if is_documented(&printed, &expected) {
-            expected.iter().for_each(|line| updated += &format!("{line}\n"));
+            for line in expected {
+                updated += &format!("{line}\n");
+            }
             continue;
         }
         mismatches.push(format!("{command}\nprints\n{printed}instead of\n{}", expected.join("\n")));
