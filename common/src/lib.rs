@@ -6,11 +6,13 @@
 //! - [`Identity`]: a 128-bit hash of a descriptor, and [`escape`] for readable names of counters and shards;
 //! - [`adaptive`]: concurrency limits that adapt to latency;
 //! - [`shedder`]: load shedding by class;
+//! - [`response_headers`]: values of the headers `RateLimit-Policy` and `RateLimit`;
 //! - [`wire`]: a protobuf reader and writer for the most frequent messages.
 
 pub mod adaptive;
 mod deadline;
 mod identity;
+pub mod response_headers;
 mod ring;
 mod set_associative_cache;
 pub mod shedder;

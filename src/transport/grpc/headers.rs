@@ -1,13 +1,9 @@
 //! Headers that Envoy adds to the caller's response: the three of envoyproxy/ratelimit, the two of the IETF draft, and
 //! `Retry-After`.
 //!
-//! The draft is draft-ietf-httpapi-ratelimit-headers-11. `RateLimit-Policy: "user";q=100;w=60` contains every limit of
-//! the request. `RateLimit: "user";r=50;t=30` contains the remaining hits of the tightest limit, and the seconds until
-//! more remain.
+//! [`response_headers`] writes the values of the draft. The client crate uses it as well.
 
-use std::fmt::Write;
-
-use sluicegate_common::wire::Writer;
+use sluicegate_common::{response_headers, wire::Writer};
 
 use super::{ResponseSettings, settings::HeaderStyle};
 use crate::{
@@ -39,8 +35,8 @@ pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &
         add(&settings.reset_header, binding.reset_seconds.to_string());
     }
     if settings.header_style != HeaderStyle::Separate {
-        add("RateLimit-Policy", policies(verdict));
-        add("RateLimit", tightest_limit(status));
+        add(response_headers::POLICY_HEADER, policies(verdict));
+        add(response_headers::LIMIT_HEADER, tightest_limit(status));
     }
     if verdict.statuses.iter().any(|status| status.soft) {
         add(&settings.soft_header, "exceeded".into());
@@ -57,37 +53,26 @@ pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &
 fn policies(verdict: &Verdict) -> String {
     let mut text = String::new();
     for limit in verdict.statuses.iter().filter_map(|status| status.limit.as_ref()) {
-        let separator = if text.is_empty() { "" } else { ", " };
-        // Writing to a `String` cannot fail.
-        let _ = write!(text, "{separator}{};q={}", name(limit), limit.quota);
-        let _ = match limit.measure {
-            Measure::Rate { .. } => write!(text, ";w={}", limit.window.ceil_secs().max(1)),
-            Measure::InFlight { .. } => write!(text, ";qu=\"concurrent-requests\""),
+        let window_seconds = match limit.measure {
+            Measure::Rate { .. } => Some(limit.window.ceil_secs().max(1)),
+            Measure::InFlight { .. } => None,
         };
+        response_headers::append_policy(&mut text, name(limit), limit.quota, window_seconds);
     }
     text
 }
 
 /// Returns the value of `RateLimit`: the remaining hits, and the seconds until more remain.
 fn tightest_limit(status: &Status) -> String {
-    let name = status.limit.as_ref().map_or_else(String::new, name);
+    let name = status.limit.as_ref().map_or(REQUESTED_POLICY, name);
     let until_more = if status.is_over() { status.retry_after } else { None }.unwrap_or(status.next);
     let seconds = until_more.ceil_secs().max(u64::from(status.is_over()));
-    format!("{name};r={};t={seconds}", status.remaining)
+    response_headers::rate_limit(name, status.remaining.into(), Some(seconds))
 }
 
-/// Returns a policy's name as a Structured Field string (RFC 9651): printable ASCII in quotes. Other characters become
-/// `_`.
-fn name(limit: &CurrentLimit) -> String {
-    let mut text = String::from('"');
-    for letter in limit.policy.as_deref().unwrap_or(REQUESTED_POLICY).chars() {
-        match letter {
-            '"' | '\\' => text.extend(['\\', letter]),
-            ' '..='~' => text.push(letter),
-            _ => text.push('_'),
-        }
-    }
-    text + "\""
+/// Returns the name of a limit's policy.
+fn name(limit: &CurrentLimit) -> &str {
+    limit.policy.as_deref().unwrap_or(REQUESTED_POLICY)
 }
 
 #[cfg(test)]
@@ -96,16 +81,10 @@ mod tests {
     use crate::rules::{Limit, Unit};
 
     #[test]
-    fn a_name_is_a_structured_field_string() {
+    fn a_limit_without_a_policy_is_that_of_the_request() {
         let limit = Limit::new(1, Unit::Hour, 1).unwrap();
-        for (policy, expected) in [
-            (Some("a b~"), r#""a b~""#),
-            (Some(r#"a"b\c"#), r#""a\"b\\c""#),
-            (Some("ä\n"), r#""__""#),
-            (None, r#""override""#),
-        ] {
-            let limit = CurrentLimit { policy: policy.map(Into::into), ..CurrentLimit::new(&limit, None, None) };
-            assert_eq!(name(&limit), expected);
-        }
+        let with_policy = CurrentLimit { policy: Some("user".into()), ..CurrentLimit::new(&limit, None, None) };
+        assert_eq!(name(&with_policy), "user");
+        assert_eq!(name(&CurrentLimit::new(&limit, None, None)), "override");
     }
 }
