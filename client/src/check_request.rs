@@ -101,8 +101,15 @@ impl<'a> Descriptor<'a> {
         Descriptor { entries, ..*self }
     }
 
-    pub(crate) fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
+    /// Returns the keys and values of the entries, in their order.
+    pub fn entries(&self) -> impl Iterator<Item = (&str, &str)> {
         self.entries.iter().map(|(key, value)| (key.as_ref(), value.as_ref()))
+    }
+
+    /// Returns the keys of the entries, separated by dots.
+    pub(crate) fn keys(&self) -> String {
+        let keys: Vec<_> = self.entries().map(|(key, _)| key).collect();
+        keys.join(".")
     }
 }
 

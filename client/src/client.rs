@@ -287,6 +287,7 @@ impl Inner {
         }
         match &result {
             Ok(verdict) => {
+                self.telemetry.log_unmatched(request, verdict);
                 if let Some(deny_cache) = &self.deny_cache {
                     deny_cache.insert(request, verdict, lookup, now);
                 }

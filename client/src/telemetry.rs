@@ -1,11 +1,16 @@
 //! [`Telemetry`]: metrics and log events of the client. Without the features `opentelemetry` and `tracing` it does
 //! nothing.
 
-/// Metrics recorded with the OpenTelemetry API.
+use crate::{check_request::CheckRequest, verdict::Verdict};
+
+/// Metrics recorded with the OpenTelemetry API, and events that are logged once per client.
 #[derive(Default)]
 pub(crate) struct Telemetry {
     #[cfg(feature = "opentelemetry")]
     instruments: Option<metrics::Instruments>,
+    /// Whether a check without a rule has been logged.
+    #[cfg(feature = "tracing")]
+    unmatched_logged: std::sync::atomic::AtomicBool,
 }
 
 #[cfg(feature = "opentelemetry")]
@@ -38,7 +43,7 @@ mod metrics {
                     .with_description("Duration of checks that were not answered from the deny cache or a grant")
                     .build(),
             };
-            Self { instruments: meter.map(instruments) }
+            Self { instruments: meter.map(instruments), ..Self::default() }
         }
 
         /// Records the verdict of a check. `took` returns its duration.
@@ -62,7 +67,30 @@ mod metrics {
 
 #[cfg(not(feature = "opentelemetry"))]
 impl Telemetry {
-    pub(crate) fn record_check(&self, _: &crate::Verdict, _: impl FnOnce() -> std::time::Duration) {}
+    pub(crate) fn record_check(&self, _: &Verdict, _: impl FnOnce() -> std::time::Duration) {}
+}
+
+impl Telemetry {
+    /// Logs the first verdict of the service for which it has no rule: usually the domain or a key is misspelt.
+    ///
+    /// Values are not logged, because they identify users.
+    pub(crate) fn log_unmatched(&self, request: &CheckRequest<'_>, verdict: &Verdict) {
+        // A service that sends no statuses does not say whether a rule matches.
+        #[cfg(feature = "tracing")]
+        if !verdict.statuses().is_empty()
+            && !verdict.matched()
+            && !self.unmatched_logged.swap(true, std::sync::atomic::Ordering::Relaxed)
+        {
+            let descriptors: Vec<_> = request.descriptors.iter().map(crate::Descriptor::keys).collect();
+            tracing::warn!(
+                domain = %request.domain,
+                keys = descriptors.join(", "),
+                "no rule of the rate limit service matches a check, so nothing limits it; further ones are not logged"
+            );
+        }
+        #[cfg(not(feature = "tracing"))]
+        let _ = (self, request, verdict);
+    }
 }
 
 /// Logs that the circuit breaker of an endpoint has opened or closed.

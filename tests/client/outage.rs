@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -13,7 +13,10 @@ use sluicegate_client::{Client, DecidedBy, Failure, OnError, Routing, Verdict, d
 use tokio::task::JoinSet;
 
 use crate::{
-    client::verdicts::{RULES, client, few, start},
+    client::{
+        log::ClientLog,
+        verdicts::{RULES, client, few, start},
+    },
     support::{DEADLINE, Fault, Proxy, Server, rules, wait_for_async},
 };
 
@@ -132,11 +135,7 @@ async fn invalid_checks_do_not_open_the_breaker() {
 async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
     let server = start();
     let proxy = Proxy::start(server.grpc.port());
-    let log = Arc::new(Mutex::new(Vec::new()));
-    let writer = Arc::clone(&log);
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || Log(Arc::clone(&writer)));
-    // The subscriber is global: a thread-local one misses events if another thread reached their call site first.
-    tracing::subscriber::set_global_default(subscriber.with_env_filter("sluicegate_client").finish()).unwrap();
+    let log = ClientLog::start();
     let limiter = Client::builder(format!("http://{}", proxy.address)).domain("d").connect_lazy().unwrap();
     for _ in 0..2 {
         proxy.set(Fault::Cut);
@@ -151,27 +150,11 @@ async fn an_outage_is_logged_when_it_begins_and_when_it_ends() {
         })
         .await;
     }
-    let log = String::from_utf8(log.lock().unwrap().clone()).unwrap();
-    let address = proxy.address.to_string();
-    let lines: Vec<_> = log.lines().filter(|line| line.contains(&address)).collect();
-    assert_eq!(lines.len(), 4, "{log}");
+    let lines = log.lines_with(&proxy.address.to_string());
+    assert_eq!(lines.len(), 4, "{lines:?}");
     for pair in lines.chunks(2) {
-        assert!(pair[0].contains("WARN") && pair[0].contains("circuit breaker opened"), "{log}");
-        assert!(pair[1].contains("INFO") && pair[1].contains("circuit breaker closed"), "{log}");
-    }
-}
-
-/// The output of the subscriber.
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(text);
-        Ok(text.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
+        assert!(pair[0].contains("WARN") && pair[0].contains("circuit breaker opened"), "{lines:?}");
+        assert!(pair[1].contains("INFO") && pair[1].contains("circuit breaker closed"), "{lines:?}");
     }
 }
 

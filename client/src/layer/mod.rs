@@ -22,7 +22,8 @@
 //! is 503 if the request was denied because of overload, or because the rate limit service did not answer. A denied
 //! gRPC call gets `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with `google.rpc.RetryInfo`. [`RateLimitLayer`] adds the
 //! headers that the service sent to every response, or else `RateLimit-Policy` and `RateLimit`
-//! (draft-ietf-httpapi-ratelimit-headers-11).
+//! (draft-ietf-httpapi-ratelimit-headers-11). There, a limit without a name has the keys of its descriptor, separated
+//! by dots.
 
 mod adaptive;
 mod class;
@@ -180,15 +181,16 @@ where
             }
             let verdict = shared.check(&head.headers, &descriptors).await;
             if !verdict.allowed() {
-                return Ok(response::denied_response(&verdict, response::is_grpc(&head.headers)));
+                return Ok(response::denied_response(&verdict, &descriptors, response::is_grpc(&head.headers)));
             }
             let delay = verdict.delay().min(shared.max_delay);
             if !delay.is_zero() {
                 tokio::time::sleep(delay).await;
             }
+            let descriptors: Arc<[_]> = descriptors.into();
             let reservation = Reservation {
                 client: shared.client.clone(),
-                descriptors: descriptors.into(),
+                descriptors: Arc::clone(&descriptors),
                 hits: shared.hits.into(),
             };
             head.extensions.insert(reservation.clone());
@@ -197,7 +199,7 @@ where
                 tokio::spawn(reservation.settle(cost));
             }
             if shared.headers {
-                response::add_headers(response.headers_mut(), &verdict);
+                response::add_headers(response.headers_mut(), &verdict, &descriptors);
             }
             Ok(response.map(LimitedBody::new))
         })

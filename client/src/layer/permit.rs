@@ -122,10 +122,14 @@ where
                 return Ok(inner.call(Request::from_parts(head, body)).await?.map(LimitedBody::new));
             }
             let grpc = response::is_grpc(&head.headers);
-            let acquired = shared.client.acquire(descriptors).holder_key(&*shared.holder_key).await;
+            let acquired = shared
+                .client
+                .acquire(descriptors.iter().map(Descriptor::borrowed))
+                .holder_key(&*shared.holder_key)
+                .await;
             let mut permit = match acquired {
                 Ok(permit) => permit,
-                Err(verdict) => return Ok(response::denied_response(&verdict, grpc)),
+                Err(verdict) => return Ok(response::denied_response(&verdict, &descriptors, grpc)),
             };
             let response = inner.call(Request::from_parts(head, body)).await;
             permit.record_latency();

@@ -11,9 +11,10 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use prost::Message;
+use sluicegate_common::response_headers;
 use tonic::Code;
 
-use crate::{DecidedBy, Verdict};
+use crate::{DecidedBy, Descriptor, Verdict, verdict::retry_after_seconds};
 
 /// Response body of a rate-limited service: the body of the inner service, or the reason of a denial.
 ///
@@ -137,23 +138,32 @@ impl DenialReason {
         let mut response =
             if grpc { grpc_response(self, retry_after) } else { http_response(self, retry_after, violated) };
         if let Some(retry_after) = retry_after.filter(|_| !grpc) {
-            // The header has whole seconds, rounded up. 0 would invite an immediate retry.
-            response.headers_mut().insert(header::RETRY_AFTER, seconds(retry_after).max(1).into());
+            response.headers_mut().insert(header::RETRY_AFTER, retry_after_seconds(retry_after).into());
         }
         response
     }
 }
 
 /// Builds the response to a request that `verdict` denies, with its rate limit headers.
-pub(super) fn denied_response<R>(verdict: &Verdict, grpc: bool) -> Response<LimitedBody<R>> {
+pub(super) fn denied_response<R>(
+    verdict: &Verdict,
+    descriptors: &[Descriptor<'_>],
+    grpc: bool,
+) -> Response<LimitedBody<R>> {
     let (reason, retry_after) = match verdict.decided_by() {
         DecidedBy::Fallback => (DenialReason::SERVICE_UNAVAILABLE, Some(FALLBACK_RETRY_AFTER)),
         _ if verdict.shed() => (DenialReason::OVERLOADED, verdict.retry_after()),
         _ => (DenialReason::QUOTA_EXCEEDED, verdict.retry_after()),
     };
-    let names: Vec<_> = verdict.statuses().iter().filter(|status| !status.allowed).map(name).map(quoted).collect();
-    let mut response = reason.response(grpc, retry_after, &names.join(","));
-    add_headers(response.headers_mut(), verdict);
+    let mut violated = String::new();
+    for (index, _) in verdict.statuses().iter().enumerate().filter(|(_, status)| !status.allowed) {
+        if !violated.is_empty() {
+            violated.push(',');
+        }
+        response_headers::append_quoted(&mut violated, &verdict.limit_name(index, descriptors));
+    }
+    let mut response = reason.response(grpc, retry_after, &violated);
+    add_headers(response.headers_mut(), verdict, descriptors);
     response
 }
 
@@ -166,7 +176,7 @@ fn http_response<R>(reason: DenialReason, retry_after: Option<Duration>, violate
     );
     // Writing to a `String` cannot fail.
     let _ = match retry_after {
-        Some(retry_after) => write!(text, ",\"detail\":\"Retry in {} s.\"", seconds(retry_after).max(1)),
+        Some(retry_after) => write!(text, ",\"detail\":\"Retry in {} s.\"", retry_after_seconds(retry_after)),
         None => write!(text, ",\"detail\":\"A request of this cost will not be allowed.\""),
     };
     if !violated.is_empty() {
@@ -211,59 +221,16 @@ fn grpc_response<R>(reason: DenialReason, retry_after: Option<Duration>) -> Resp
     tonic::Status::with_details(code, message, status.into()).into_http()
 }
 
-/// Adds the headers that the service sent, or else `RateLimit-Policy` and `RateLimit` of the draft.
-pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict) {
-    for (name, value) in verdict.headers() {
+/// Adds the headers that the service sent, or else `RateLimit-Policy` and `RateLimit` of the draft. `descriptors` are
+/// those of the check.
+pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict, descriptors: &[Descriptor<'_>]) {
+    let computed =
+        if verdict.headers.get().is_some() { Vec::new() } else { verdict.compute_rate_limit_headers(descriptors) };
+    for (name, value) in verdict.headers.get().unwrap_or(&computed) {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.as_str()), HeaderValue::try_from(value.as_str())) {
             headers.insert(name, value);
         }
     }
-    let Some(tightest) = verdict.tightest().filter(|_| verdict.headers().is_empty()) else {
-        return;
-    };
-    let policies: Vec<_> = verdict.statuses().iter().filter_map(policy).collect();
-    let mut limit = format!("{};r={}", quoted(name(tightest)), tightest.remaining);
-    if let Some(time) = tightest.retry_after.or(tightest.reset) {
-        let _ = write!(limit, ";t={}", seconds(time));
-    }
-    for (name, value) in [("ratelimit-policy", policies.join(", ")), ("ratelimit", limit)] {
-        if let Ok(value) = HeaderValue::try_from(value) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
-    }
-}
-
-/// Returns the item of `RateLimit-Policy` for a status, or `None` if no limit applied.
-fn policy(status: &crate::Status) -> Option<String> {
-    let limit = status.limit.as_ref()?;
-    let (name, quota) = (quoted(name(status)), limit.requests_per_unit);
-    Some(match limit.window.as_secs() {
-        0 => format!("{name};q={quota};qu=\"concurrent-requests\""),
-        window => format!("{name};q={quota};w={window}"),
-    })
-}
-
-fn name(status: &crate::Status) -> &str {
-    status.limit.as_ref().and_then(|limit| limit.name.as_deref()).unwrap_or("default")
-}
-
-/// Quotes a string for structured fields (RFC 9651), which is valid JSON too. Characters other than visible ASCII are
-/// replaced by `?`.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => out.extend(['\\', character]),
-            ' '..='~' => out.push(character),
-            _ => out.push('?'),
-        }
-    }
-    out + "\""
-}
-
-/// Returns the time in whole seconds, rounded up.
-fn seconds(time: Duration) -> u64 {
-    time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
 #[cfg(test)]
@@ -294,11 +261,6 @@ mod tests {
     }
 
     #[test]
-    fn special_characters_in_names_are_escaped_or_replaced() {
-        assert_eq!(quoted("a\"b\\c\r\nd"), r#""a\"b\\c??d""#);
-    }
-
-    #[test]
     fn a_guard_is_dropped_with_the_last_frame() {
         let text: LimitedBody<axum::body::Body> = LimitedBody(BodyKind::Text("denied".into()));
         let guard = Arc::new(());
@@ -314,16 +276,9 @@ mod tests {
         let status = |by, shed| {
             let statuses = [Status { shed, ..Status::default() }].into_iter().collect();
             let verdict = Verdict { statuses, ..Verdict::empty(false, by) };
-            denied_response::<axum::body::Body>(&verdict, false).status().as_u16()
+            denied_response::<axum::body::Body>(&verdict, &[], false).status().as_u16()
         };
         assert_eq!((status(DecidedBy::Server, false), status(DecidedBy::Server, true)), (429, 503));
         assert_eq!(status(DecidedBy::Fallback, false), 503);
-    }
-
-    #[test]
-    fn seconds_are_rounded_up() {
-        for (nanos, expected) in [(0, 0), (1, 1), (1_000_000_000, 1), (1_000_000_001, 2), (59_500_000_000, 60)] {
-            assert_eq!(seconds(Duration::from_nanos(nanos)), expected);
-        }
     }
 }

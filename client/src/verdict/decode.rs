@@ -13,6 +13,7 @@ impl Verdict {
     /// A verdict is large, so it is decoded in place.
     pub(crate) fn read(fields: Fields<'_>) -> Result<Box<Self>, Malformed> {
         let mut verdict = Box::new(Self::empty(false, DecidedBy::Server));
+        let mut headers = Vec::new();
         for field in fields {
             match field? {
                 (1, value) => verdict.allowed = value.number()? != 0,
@@ -22,9 +23,12 @@ impl Verdict {
                         status.read(value.message()?)?;
                     }
                 }
-                (3, value) => verdict.headers.push(read_header(value.message()?)?),
+                (3, value) => headers.push(read_header(value.message()?)?),
                 _ => {}
             }
+        }
+        if !headers.is_empty() {
+            verdict.headers = headers.into();
         }
         Ok(verdict)
     }
@@ -45,7 +49,7 @@ fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
 
 impl Status {
     /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
-    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`.
+    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`, `override_kind`.
     fn read(&mut self, fields: Fields<'_>) -> Result<(), Malformed> {
         for field in fields {
             match field? {
@@ -61,6 +65,7 @@ impl Status {
                 (10, value) => self.grant = Some(GrantOffer::read(value.message()?)?),
                 (11, value) => self.shed = value.number()? != 0,
                 (12, value) => self.elastic = value.number()? != 0,
+                (13, value) => self.overridden = value.number()? != v1::OverrideKind::None as u64,
                 _ => {}
             }
         }

@@ -1,6 +1,9 @@
 //! Converts a response of Envoy's protocol to a [`Verdict`].
 
-use std::time::{Duration, SystemTime};
+use std::{
+    sync::OnceLock,
+    time::{Duration, SystemTime},
+};
 
 use sluicegate_proto::envoy::service::ratelimit::v3::{
     RateLimitResponse, rate_limit_response,
@@ -18,7 +21,8 @@ impl Verdict {
     pub(crate) fn from_envoy(message: RateLimitResponse, grant_ttls: Option<&str>, shed: bool) -> Self {
         let mut grant_ttls = grant_ttls.map(|ttls| ttls.split(','));
         let allowed = message.overall_code() != rate_limit_response::Code::OverLimit;
-        let headers = message.response_headers_to_add.into_iter().map(|header| (header.key, header.value));
+        let headers: Vec<_> =
+            message.response_headers_to_add.into_iter().map(|header| (header.key, header.value)).collect();
         Self {
             allowed,
             by: DecidedBy::Server,
@@ -31,7 +35,7 @@ impl Verdict {
                     Status { shed: shed && !status.allowed, ..status }
                 })
                 .collect(),
-            headers: headers.collect(),
+            headers: if headers.is_empty() { OnceLock::new() } else { headers.into() },
             failure: None,
         }
     }

@@ -2,12 +2,19 @@
 
 mod decode;
 mod envoy;
+mod headers;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
 
 use sluicegate_proto::envoy::service::ratelimit::v3::rate_limit_response::rate_limit;
 use smallvec::SmallVec;
 use tonic::Code;
+
+#[cfg(feature = "tower")]
+pub(crate) use self::headers::retry_after_seconds;
 
 /// Source of a decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,12 +57,13 @@ pub(crate) struct GrantOffer {
 /// # let _ = status;
 /// # }
 /// ```
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Verdict {
     pub(crate) allowed: bool,
     pub(crate) by: DecidedBy,
     pub(crate) statuses: SmallVec<[Status; 1]>,
-    pub(crate) headers: Vec<(String, String)>,
+    /// Headers that the service sent. If it sent none, they are computed when they are needed.
+    pub(crate) headers: OnceLock<Vec<(String, String)>>,
     pub(crate) failure: Option<Box<Failure>>,
 }
 
@@ -64,7 +72,7 @@ pub struct Verdict {
 pub struct Status {
     /// Whether the descriptor is within its limit.
     pub allowed: bool,
-    /// Limit that applied. `None` if the descriptor is not counted.
+    /// Limit that applied. `None` if the descriptor is not counted: see [`matched`](Self::matched).
     pub limit: Option<Limit>,
     /// Hits that would still be allowed.
     pub remaining: u64,
@@ -83,6 +91,8 @@ pub struct Status {
     pub shed: bool,
     /// Whether the service's counters were unavailable, so that the rule's `on_error` decided.
     pub fallback: bool,
+    /// Whether an override of the service applied to the descriptor.
+    pub(crate) overridden: bool,
     /// Whether denied hits count against the limit. Such a denial must not be cached.
     pub(crate) denial_counts: bool,
     /// Whether times are whole seconds, rounded up.
@@ -145,7 +155,7 @@ impl Verdict {
     }
 
     pub(crate) fn empty(allowed: bool, by: DecidedBy) -> Self {
-        Self { allowed, by, statuses: SmallVec::new(), headers: Vec::new(), failure: None }
+        Self { allowed, by, statuses: SmallVec::new(), headers: OnceLock::new(), failure: None }
     }
 
     /// Returns `true` if the request is allowed.
@@ -166,11 +176,24 @@ impl Verdict {
         &self.statuses
     }
 
-    /// Returns the headers (name, value) to add to the response of the checked request, if the service is configured to
-    /// send them.
+    /// Returns `true` if the rules have a limit for at least one descriptor, or an unlimited rule.
+    ///
+    /// `false` means that nothing limits the request: the rules do not have its domain, or no rule has the keys of its
+    /// descriptors in their order. A fallback returns `false`, because no rule was evaluated.
+    #[must_use]
+    pub fn matched(&self) -> bool {
+        self.statuses.iter().any(Status::matched)
+    }
+
+    /// Returns the headers (name, value) to add to the response of the checked request.
+    ///
+    /// These are the headers that the service sent (`response.headers = true`). If it sent none, they are
+    /// `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11, computed from the statuses, and
+    /// `Retry-After` if the request is denied. Limits without a name are called `default` then. There are no headers if
+    /// no limit applied, for instance in a fallback.
     #[must_use]
     pub fn headers(&self) -> &[(String, String)] {
-        &self.headers
+        self.headers_or_computed()
     }
 
     /// Returns the reason why the service did not decide, if the verdict is a fallback.
@@ -183,9 +206,18 @@ impl Verdict {
     /// retry-after, otherwise the one with the fewest hits remaining.
     #[must_use]
     pub fn tightest(&self) -> Option<&Status> {
-        let denied = self.statuses.iter().filter(|status| !self.allowed && !status.allowed);
-        let limited = self.statuses.iter().filter(|status| status.limit.is_some());
-        denied.max_by_key(|status| status.retry_after).or_else(|| limited.min_by_key(|status| status.remaining))
+        self.statuses.get(self.tightest_index()?)
+    }
+
+    /// Returns the index of [`tightest`](Self::tightest).
+    fn tightest_index(&self) -> Option<usize> {
+        let all = || self.statuses.iter().enumerate();
+        let denied = all().filter(|(_, status)| !self.allowed && !status.allowed);
+        let limited = all().filter(|(_, status)| status.limit.is_some());
+        let tightest = denied
+            .max_by_key(|(_, status)| status.retry_after)
+            .or_else(|| limited.min_by_key(|(_, status)| status.remaining));
+        tightest.map(|(index, _)| index)
     }
 
     /// Returns the smallest number of hits that any limit would still allow, or `None` if no limit applied.
@@ -220,6 +252,28 @@ impl Verdict {
     #[must_use]
     pub fn soft(&self) -> bool {
         self.statuses.iter().any(|status| status.soft)
+    }
+}
+
+impl PartialEq for Verdict {
+    fn eq(&self, other: &Self) -> bool {
+        self.allowed == other.allowed
+            && self.by == other.by
+            && self.statuses == other.statuses
+            && self.failure == other.failure
+            // Computed headers depend on the statuses only, so it does not matter which of both have been computed.
+            && self.headers() == other.headers()
+    }
+}
+
+impl Status {
+    /// Returns `true` if a rule applied to the descriptor: one with a [`limit`](Self::limit), one that is unlimited, or
+    /// one that an operator has switched off (the latter with `sluicegate.v1` only). A limit that the request itself
+    /// supplied counts, too.
+    #[must_use]
+    pub fn matched(&self) -> bool {
+        // The service reports the largest number as the remaining hits of an unlimited rule, and 0 without a rule.
+        self.limit.is_some() || self.overridden || self.remaining > 0
     }
 }
 
@@ -269,6 +323,20 @@ mod tests {
         // A status that a rule in shadow mode denies does not deny the request.
         let shadow = verdict(true, &[status(false, 5, Some(3)), status(true, 2, None)]);
         assert_eq!(shadow.tightest().map(|status| status.remaining), Some(2));
+    }
+
+    #[test]
+    fn a_rule_matched_if_there_is_a_limit_an_unlimited_rule_or_an_override() {
+        let unmatched = Status { allowed: true, ..Status::default() };
+        let unlimited = Status { remaining: u32::MAX.into(), ..unmatched.clone() };
+        let off = Status { overridden: true, ..unmatched.clone() };
+        for (status, expected) in
+            [(&unmatched, false), (&unlimited, true), (&off, true), (&status(false, 0, None), true)]
+        {
+            assert_eq!(status.matched(), expected, "{status:?}");
+            assert_eq!(verdict(true, &[unmatched.clone(), status.clone()]).matched(), expected);
+        }
+        assert!(!Verdict::fallback(true, Failure::Unreachable).matched());
     }
 
     #[test]
