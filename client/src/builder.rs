@@ -230,10 +230,33 @@ impl Builder {
             value.set_sensitive(true);
             headers.insert("authorization", value);
         }
-        let connector = Connector { configure: self.configure, headers, batching: self.batching_enabled };
+        let connector = Connector { configure: Arc::clone(&self.configure), headers, batching: self.batching_enabled };
         let all =
             self.addresses.iter().map(|address| connector.connect(address, None)).collect::<Result<Vec<_>, _>>()?;
-        let inner = Arc::new(Inner {
+        let resolved = self.resolve_interval.map(|interval| (interval, self.addresses.clone()));
+        let inner = Arc::new(self.into_inner(all));
+        if let Some((interval, addresses)) = resolved {
+            tokio::spawn(refresh_endpoints(Arc::downgrade(&inner), connector, addresses, interval));
+        }
+        Ok(Client { inner })
+    }
+
+    /// Builds a client that `service` answers, without a network. Addresses and settings of connections have no effect,
+    /// and the deny cache and grants are disabled, so that the service receives every check.
+    ///
+    /// [`Client::report_utilization`] and [`Client::utilization`] return [`Failure::Unreachable`](crate::Failure).
+    #[cfg(feature = "test-util")]
+    #[must_use]
+    pub fn connect_fake(mut self, service: &crate::testing::FakeService) -> Client {
+        self.deny_cache_entries = 0;
+        self.grants_enabled = false;
+        let mut inner = self.into_inner(Vec::new());
+        inner.fake = Some(service.clone());
+        Client { inner: Arc::new(inner) }
+    }
+
+    fn into_inner(self, endpoints: Vec<Arc<Endpoint>>) -> Inner {
+        Inner {
             domain: self.domain,
             timeout: self.timeout,
             on_error: self.on_error,
@@ -245,12 +268,10 @@ impl Builder {
             telemetry: Telemetry::new(self.meter.as_ref()),
             #[cfg(not(feature = "opentelemetry"))]
             telemetry: Telemetry::default(),
-            endpoints: RwLock::new(Arc::new(Endpoints::new(all))),
-        });
-        if let Some(interval) = self.resolve_interval {
-            tokio::spawn(refresh_endpoints(Arc::downgrade(&inner), connector, self.addresses, interval));
+            endpoints: RwLock::new(Arc::new(Endpoints::new(endpoints))),
+            #[cfg(feature = "test-util")]
+            fake: None,
         }
-        Ok(Client { inner })
     }
 }
 

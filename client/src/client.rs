@@ -63,6 +63,9 @@ pub(crate) struct Inner {
     pub(crate) started_at: Instant,
     pub(crate) telemetry: Telemetry,
     pub(crate) endpoints: RwLock<Arc<Endpoints>>,
+    /// Answers all checks instead of the endpoints.
+    #[cfg(feature = "test-util")]
+    pub(crate) fake: Option<crate::testing::FakeService>,
 }
 
 impl std::fmt::Debug for Client {
@@ -304,6 +307,10 @@ impl Inner {
     /// Calls an endpoint, and a second time only if the first call certainly did not execute the check: another
     /// endpoint, or the same one on another connection.
     async fn call_endpoints(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Box<Verdict>, Failure> {
+        #[cfg(feature = "test-util")]
+        if let Some(fake) = &self.fake {
+            return fake.check(request);
+        }
         let endpoints = self.endpoints();
         let choose = |excluded, now| endpoints.choose(&self.routing, request, now, excluded);
         let first = choose(None, times.started).ok_or(Failure::Unreachable)?;

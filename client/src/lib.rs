@@ -21,6 +21,8 @@ pub mod shed;
 pub mod simulation;
 mod stream_connection;
 mod telemetry;
+#[cfg(feature = "test-util")]
+pub mod testing;
 mod verdict;
 
 pub use builder::{BuildError, Builder};
