@@ -1,5 +1,7 @@
 //! The client crate.
 
+/// The first examples in the documents.
+mod documents;
 /// The tower layers.
 mod layer;
 /// The log of the clients.
