@@ -3,6 +3,9 @@
 //! `make bench` runs it; it needs `h2load` and `redis-server`. `ROUNDS=n` sets the number of rounds of the load tests
 //! (default 5); the medians are printed.
 //!
+//! `SLUICEGATE_BINARY` measures another build of the service. Its figures beside the no-op server, which is this
+//! program, mean something only if both are release builds.
+//!
 //! Every server runs in its own process, and its CPU time is read from `/proc`, because the wall clock is unreliable on
 //! a small, shared machine. Each round measures all servers in turn, so that a slow minute affects all of them.
 #![allow(missing_docs, clippy::expect_used, clippy::unwrap_used, reason = "a benchmark that cannot go on should stop")]
@@ -10,8 +13,10 @@
 mod algorithms;
 mod client;
 mod connections;
+mod frames;
 mod h2load;
 mod in_process;
+mod latency;
 mod layers;
 mod noop;
 mod outage;
@@ -65,6 +70,7 @@ fn main() {
             let argument = |index| std::env::args().nth(index).unwrap_or_default();
             client::calls(&argument(2), argument(3).parse().unwrap(), argument(4).parse().unwrap());
         }
+        "latency" => latency::run(),
         "layers" => layers::run(),
         "overrides" => overrides::run(),
         "peers" => peers::run(),
@@ -90,10 +96,11 @@ fn main() {
             peers::run();
             quotas::run();
             client::run();
+            latency::run();
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, latency, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }

@@ -4,6 +4,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     net::{SocketAddr, TcpListener, TcpStream},
+    path::PathBuf,
     process::{Child, Command, Stdio},
 };
 
@@ -103,7 +104,7 @@ impl Process {
         let folder = tempfile::tempdir().unwrap();
         let rules = format!("domain: bench\ndescriptors: [{{key: user, rate_limit: {{{limit}}}}}]");
         fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+        let mut child = Command::new(binary())
             .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--store", store, "--rules"])
             .arg(folder.path())
             .env("SLUICEGATE__TELEMETRY__LOG__FORMAT", "json")
@@ -136,6 +137,57 @@ impl Process {
             .unwrap();
         while TcpStream::connect(address).is_err() {
             std::thread::yield_now();
+        }
+        Self { child, address, http: None, _folder: Some(folder), _candidate: None }
+    }
+
+    /// Starts limitador-server with one limit that is never reached.
+    pub(crate) fn limitador(program: &str, redis: &Self) -> Self {
+        let (address, http, folder) = (free_address(), free_address(), tempfile::tempdir().unwrap());
+        let limits = folder.path().join("limits.yaml");
+        let limit = "- {namespace: bench, max_value: 4000000000, seconds: 86400, conditions: [], \
+                     variables: ['descriptors[0].user']}";
+        fs::write(&limits, limit).unwrap();
+        let child = Command::new(program)
+            .args(["--rls-ip", "127.0.0.1", "--rls-port", &address.port().to_string()])
+            .args(["--http-ip", "127.0.0.1", "--http-port", &http.port().to_string()])
+            .arg(limits)
+            .args(["redis", &redis.url()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self::when_listening(child, address, folder)
+    }
+
+    /// Starts envoyproxy/ratelimit with one limit that is never reached.
+    pub(crate) fn envoyproxy_ratelimit(program: &str, redis: &Self) -> Self {
+        let (address, http, debug) = (free_address(), free_address(), free_address());
+        let folder = tempfile::tempdir().unwrap();
+        let config = folder.path().join("ratelimit/config");
+        fs::create_dir_all(&config).unwrap();
+        let rules = "domain: bench\ndescriptors: [{key: user, rate_limit: {unit: day, requests_per_unit: 4000000000}}]";
+        fs::write(config.join("bench.yaml"), rules).unwrap();
+        let ports = [("GRPC_PORT", address), ("PORT", http), ("DEBUG_PORT", debug)];
+        let child = Command::new(program)
+            .envs(ports.map(|(name, address)| (name, address.port().to_string())))
+            .envs([("GRPC_HOST", "127.0.0.1"), ("HOST", "127.0.0.1"), ("DEBUG_HOST", "127.0.0.1")])
+            .envs([("USE_STATSD", "false"), ("LOG_LEVEL", "warn"), ("REDIS_SOCKET_TYPE", "tcp")])
+            .env("REDIS_URL", redis.address.to_string())
+            .env("RUNTIME_ROOT", folder.path())
+            .envs([("RUNTIME_SUBDIRECTORY", "ratelimit"), ("RUNTIME_WATCH_ROOT", "false")])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        Self::when_listening(child, address, folder)
+    }
+
+    /// Waits until a process accepts connections at `address`.
+    fn when_listening(mut child: Child, address: SocketAddr, folder: tempfile::TempDir) -> Self {
+        while TcpStream::connect(address).is_err() {
+            assert!(child.try_wait().unwrap().is_none(), "the server at {address} has exited");
+            std::thread::sleep(std::time::Duration::from_millis(10));
         }
         Self { child, address, http: None, _folder: Some(folder), _candidate: None }
     }
@@ -213,6 +265,11 @@ impl Process {
     pub(crate) fn cpu_micros(&self) -> f64 {
         cpu_micros(self.child.id())
     }
+}
+
+/// Returns the path of the service: the release build, or the file in `SLUICEGATE_BINARY`.
+pub(crate) fn binary() -> PathBuf {
+    std::env::var_os("SLUICEGATE_BINARY").unwrap_or_else(|| env!("CARGO_BIN_EXE_sluicegate").into()).into()
 }
 
 /// Returns the user and system CPU time of a process.

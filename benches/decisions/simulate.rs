@@ -34,7 +34,7 @@ pub(crate) fn run() {
     for (name, arguments) in
         [("with one set of rules", vec![]), ("compared with another", vec!["--against", rules.to_str().unwrap()])]
     {
-        let output = Command::new(env!("CARGO_BIN_EXE_sluicegate"))
+        let output = Command::new(crate::process::binary())
             .args(["simulate", "--rules", rules.to_str().unwrap(), "--traffic", traffic.to_str().unwrap()])
             .args(arguments)
             .output()

@@ -9,11 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use prost::Message;
-use sluicegate_proto::envoy::{
-    extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
-    service::ratelimit::v3::RateLimitRequest,
-};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -21,7 +16,11 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{REQUESTS, h2load, process::Process};
+use crate::{
+    REQUESTS,
+    frames::{Frames, Response},
+    process::Process,
+};
 
 const USERS: u32 = 100_000;
 const CONNECTIONS: u32 = 10;
@@ -84,52 +83,36 @@ fn load(processes: &[&Process], requests: u32, user: impl Fn(u32) -> u32 + Copy 
     })
 }
 
-/// Types of HTTP/2 frames, and flags (RFC 9113, section 6).
-const DATA: u8 = 0;
-const HEADERS: u8 = 1;
-const SETTINGS: u8 = 4;
-const PING: u8 = 6;
-const WINDOW_UPDATE: u8 = 8;
-const ACK: u8 = 1;
-const END_STREAM: u8 = 1;
-const END_HEADERS: u8 = 4;
-const FRAME_HEADER_LEN: usize = 9;
-
 /// One HTTP/2 connection.
 pub(crate) struct Connection {
     socket: TcpStream,
-    output: Vec<u8>,
+    frames: Frames,
     input: Vec<u8>,
     /// Start time of each request without a response, by stream.
     in_flight: HashMap<u32, Instant>,
-    next_stream: u32,
     messages: usize,
 }
 
 impl Connection {
     pub(crate) fn new(socket: TcpStream) -> Self {
         socket.set_nodelay(true).unwrap();
-        let output = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_vec();
-        let mut connection =
-            Self { socket, output, input: Vec::new(), in_flight: HashMap::new(), next_stream: 1, messages: 0 };
-        connection.frame(SETTINGS, 0, 0, &[]);
-        // The window is large enough for all responses of a round.
-        connection.frame(WINDOW_UPDATE, 0, 0, &0x7000_0000_u32.to_be_bytes());
-        connection
+        Self { socket, frames: Frames::new(), input: Vec::new(), in_flight: HashMap::new(), messages: 0 }
     }
 
     /// Sends a request for each user, up to [`STREAMS`] concurrently. Returns the latencies in microseconds.
     pub(crate) async fn send_all(&mut self, mut users: impl Iterator<Item = u32> + Send) -> Vec<f64> {
         let (mut latencies, messages) = (Vec::new(), self.messages);
+        let mut responses = Vec::new();
         loop {
             while self.in_flight.len() < STREAMS {
                 let Some(user) = users.next() else {
                     break;
                 };
-                self.request(user);
+                let stream = self.frames.request(user);
+                self.in_flight.insert(stream, Instant::now());
             }
-            self.socket.write_all(&self.output).await.unwrap();
-            self.output.clear();
+            self.socket.write_all(&self.frames.output).await.unwrap();
+            self.frames.output.clear();
             if self.in_flight.is_empty() {
                 // An error response has trailers but no message.
                 assert_eq!(self.messages - messages, latencies.len());
@@ -137,78 +120,16 @@ impl Connection {
             }
             let read = timeout(RESPONSE_TIMEOUT, self.socket.read_buf(&mut self.input)).await.expect("no response");
             assert!(read.unwrap() > 0, "the server has closed the connection");
-            self.read_frames(&mut latencies);
-        }
-    }
-
-    fn request(&mut self, user: u32) {
-        let stream = self.next_stream;
-        self.next_stream += 2;
-        self.frame(HEADERS, END_HEADERS, stream, &headers(stream == 1));
-        let entry = Entry { key: "user".into(), value: format!("user{user}") };
-        let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
-        let message = RateLimitRequest { domain: "bench".into(), descriptors: vec![descriptor], hits_addend: 0 };
-        self.frame(DATA, END_STREAM, stream, &h2load::framed(&message.encode_to_vec()));
-        self.in_flight.insert(stream, Instant::now());
-    }
-
-    fn read_frames(&mut self, latencies: &mut Vec<f64>) {
-        let mut start = 0;
-        while let Some(head) = self.input.get(start..start + FRAME_HEADER_LEN) {
-            let [high, middle, low, kind, flags, stream @ ..] = *head.first_chunk::<FRAME_HEADER_LEN>().unwrap();
-            let (length, stream) = (u32::from_be_bytes([0, high, middle, low]), u32::from_be_bytes(stream));
-            let end = start + FRAME_HEADER_LEN + length as usize;
-            if self.input.len() < end {
-                break;
-            }
-            match kind {
-                DATA => self.messages += 1,
-                HEADERS if flags & END_STREAM != 0 => {
-                    let started = self.in_flight.remove(&stream).unwrap();
-                    latencies.push(started.elapsed().as_secs_f64() * 1e6);
+            self.frames.read(&mut self.input, &mut responses);
+            for response in responses.drain(..) {
+                match response {
+                    Response::Message => self.messages += 1,
+                    Response::End(stream) => {
+                        let started = self.in_flight.remove(&stream).unwrap();
+                        latencies.push(started.elapsed().as_secs_f64() * 1e6);
+                    }
                 }
-                SETTINGS | PING if flags & ACK == 0 => {
-                    let payload =
-                        if kind == PING { self.input[start + FRAME_HEADER_LEN..end].to_vec() } else { Vec::new() };
-                    self.frame(kind, ACK, 0, &payload);
-                }
-                HEADERS | SETTINGS | PING | WINDOW_UPDATE => {}
-                kind => panic!("unexpected frame of type {kind}"),
             }
-            start = end;
-        }
-        self.input.drain(..start);
-    }
-
-    fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
-        self.output.extend_from_slice(&u32::try_from(payload.len()).unwrap().to_be_bytes()[1..]);
-        self.output.extend_from_slice(&[kind, flags]);
-        self.output.extend_from_slice(&stream.to_be_bytes());
-        self.output.extend_from_slice(payload);
-    }
-}
-
-/// Returns the header block of a request (RFC 7541). The first request of a connection adds its headers to the dynamic
-/// table, and later requests refer to them by index.
-fn headers(first: bool) -> Vec<u8> {
-    const POST: u8 = 0x83;
-    const HTTP: u8 = 0x86;
-    let mut block = vec![POST, HTTP];
-    if !first {
-        // The header that was added first has the highest index.
-        block.extend((62..66).rev().map(|index| 0x80 | index));
-        return block;
-    }
-    let path = format!("/{}", h2load::METHOD);
-    // Each name is an index in the static table or a string.
-    let literals: [(Result<u8, &str>, &str); 4] =
-        [(Ok(4), &path), (Ok(1), "bench"), (Ok(31), "application/grpc"), (Err("te"), "trailers")];
-    for (name, value) in literals {
-        block.push(0x40 | name.unwrap_or(0));
-        for text in name.err().into_iter().chain([value]) {
-            block.push(u8::try_from(text.len()).unwrap());
-            block.extend_from_slice(text.as_bytes());
         }
     }
-    block
 }
