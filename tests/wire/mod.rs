@@ -20,6 +20,8 @@ mod http;
 mod http2;
 /// Malformed and oversized input of every kind.
 mod invalid_input;
+/// The documented middleware for other languages.
+mod middleware;
 /// Envoy's quota protocol.
 pub(crate) mod quotas;
 /// Replays of responses recorded from envoyproxy/ratelimit, on all stores.
