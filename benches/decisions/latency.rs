@@ -2,7 +2,7 @@
 //!
 //! The load is an open loop: the time at which each check should be sent is fixed before the run, with random gaps as
 //! independent callers have them, and the latency counts from that time. A server that stops for 50 ms delays all
-//! checks of these 50 ms, and each of them counts (a closed loop would send, and count, only one).
+//! checks in this time, and each one counts. A closed loop would send, and count, only one.
 //!
 //! One thread sends. It sleeps until shortly before each check and then spins, because timers wake a thread some 60 µs
 //! late. One thread per connection reads. All share the machine with the servers.
@@ -50,8 +50,8 @@ struct Percentiles {
     lateness_p99: f64,
 }
 
-/// Prints the latencies of the memory store and of Redis beside those of a server that decides nothing, and of other
-/// services whose programs are given: `RATELIMIT` (envoyproxy/ratelimit) and `LIMITADOR` (limitador-server).
+/// Prints the latencies of a server that decides nothing, of the memory store, of Redis, and of other services if their
+/// programs are given: `RATELIMIT` (envoyproxy/ratelimit) and `LIMITADOR` (limitador-server).
 pub(crate) fn run() {
     // Each service has a Redis server of its own, so that no counters of another one are in it.
     let (redis, others) = (Process::redis(), [Process::redis(), Process::redis()]);

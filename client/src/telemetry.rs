@@ -75,7 +75,7 @@ impl Telemetry {
     ///
     /// Values are not logged, because they identify users.
     pub(crate) fn log_unmatched(&self, request: &CheckRequest<'_>, verdict: &Verdict) {
-        // A service that sends no statuses does not say whether a rule matches.
+        // Without statuses, it is unknown whether a rule matches.
         #[cfg(feature = "tracing")]
         if !verdict.statuses().is_empty()
             && !verdict.matched()

@@ -117,7 +117,7 @@ impl Default for Answer {
 }
 
 impl Answer {
-    /// Allows the check. `remaining` hits of a limit per minute are left.
+    /// Allows the check, with `remaining` hits of a limit per minute.
     #[must_use]
     pub fn allowed(remaining: u32) -> Self {
         let limit = limit(remaining.saturating_add(1), Duration::from_secs(60));

@@ -1,4 +1,4 @@
-//! The first example of each document about the client denies requests with the rules beside it.
+//! The first example of each document about the client denies requests with the rules next to it.
 
 use std::fs;
 
@@ -15,7 +15,7 @@ fn between<'t>(text: &'t str, start: &str, end: &str) -> Option<&'t str> {
     rest.split_once(end).map(|(found, _)| found)
 }
 
-/// Returns the code blocks of a page whose language begins with `language`.
+/// Returns the code blocks of a page in a language that begins with `language`.
 fn blocks<'t>(page: &'t str, language: &str) -> Vec<&'t str> {
     let code = page.split("```").skip(1).step_by(2);
     code.filter_map(|block| block.strip_prefix(language)?.split_once('\n')).map(|(_, text)| text).collect()

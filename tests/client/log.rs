@@ -1,8 +1,8 @@
-//! [`ClientLog`]: the log events of all clients in this process.
+//! [`ClientLog`]: the log events of the clients in this process.
 
 use std::sync::{Arc, LazyLock, Mutex};
 
-/// Log of the process. Tests tell their lines apart by addresses or domains.
+/// Log of the process. Each test finds its lines by an address or a domain.
 static LOG: LazyLock<ClientLog> = LazyLock::new(|| {
     let log = ClientLog::default();
     let writer = log.clone();
