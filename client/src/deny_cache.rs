@@ -169,7 +169,7 @@ mod tests {
             allowed: false,
             by: DecidedBy::Server,
             statuses,
-            headers: vec![("a".into(), "b".into())],
+            headers: vec![("a".into(), "b".into())].into(),
             failure: None,
         }
     }
@@ -204,7 +204,11 @@ mod tests {
             (verdict.decided_by(), verdict.allowed(), verdict.retry_after()),
             (DecidedBy::DenyCache, false, Some(at(750)))
         );
-        assert_eq!(verdict.headers(), []);
+        assert_eq!(
+            verdict.headers(),
+            [("Retry-After".to_owned(), "1".to_owned())],
+            "those of the service are out of date"
+        );
         assert!(get(&cache, &alice, at(1_049)).is_some());
         assert_eq!(get(&cache, &alice, at(1_050)), None);
         // A longer retry-after is cached for a second only.

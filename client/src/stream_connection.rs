@@ -411,6 +411,7 @@ mod tests {
             shed: true,
             fallback: true,
             denial_counts: true,
+            overridden: true,
             whole_seconds: false,
             grant: Some(GrantOffer { hits: 4, ttl: micros(5), id: "it".into() }),
         };
