@@ -77,10 +77,10 @@ struct ServeArgs {
     #[arg(long, value_name = "DIR")]
     rules: Option<PathBuf>,
     /// Listen address of the gRPC server [default: 0.0.0.0:8081]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = settings::listen_address)]
     grpc_addr: Option<SocketAddr>,
     /// Listen address of the HTTP server [default: 0.0.0.0:8080]
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = settings::listen_address)]
     http_addr: Option<SocketAddr>,
     /// Store of the counters: memory, redis://…, redis+sentinel://…, redis+cluster://…, redis+ring://… (rediss…
     /// for TLS) or redis+unix://… [default: memory]
@@ -240,8 +240,10 @@ fn migrate() -> anyhow::Result<ExitCode> {
 fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let mut contents = Source::directory(args.dir.clone()).read_contents()?;
     // The service starts without rule files, but to check an empty directory is a mistake.
-    for diagnostic in &mut contents.diagnostics {
-        diagnostic.severity = Severity::Error;
+    if contents.files.is_empty() {
+        for diagnostic in &mut contents.diagnostics {
+            diagnostic.severity = Severity::Error;
+        }
     }
     let files = contents.files.len();
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };

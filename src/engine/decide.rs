@@ -117,7 +117,7 @@ impl Engine {
                     }
                 });
             }
-            self.verdict(snapshot, &matches, &decisions)
+            self.verdict(snapshot, request, &matches, &decisions)
         };
         if let Some(evaluation) =
             snapshot.candidate.as_ref().and_then(|candidate| candidate.evaluate(self, request, &verdict, now))
@@ -360,17 +360,27 @@ impl Engine {
     }
 
     /// Builds the verdict. `decisions` has one element per limited descriptor, in their order.
-    fn verdict(&self, snapshot: &Snapshot, matches: &[Match<'_>], decisions: &[HitDecision]) -> Verdict {
+    fn verdict(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        matches: &[Match<'_>],
+        decisions: &[HitDecision],
+    ) -> Verdict {
         let mut decisions = decisions.iter();
         let no_limit = |override_kind| Status { quota: self.settings.quota_mode, override_kind, ..Status::NO_LIMIT };
         let statuses: SmallVec<[Status; 1]> = matches
             .iter()
-            .map(|matched| match matched {
+            .zip(&request.descriptors)
+            .map(|(matched, descriptor)| match matched {
                 Match::None | Match::NoRule => no_limit(None),
                 Match::Off => no_limit(Some(OverrideKind::Switch(Mode::Off))),
                 Match::Unlimited(_, override_kind) => Status { override_kind: *override_kind, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),
-                Match::Limited(applied) => self.status(applied, decisions.next().copied().unwrap_or_default()),
+                Match::Limited(applied) => {
+                    let status = self.status(applied, decisions.next().copied().unwrap_or_default());
+                    if status.is_over() { status.with_cost(descriptor.hits) } else { status }
+                }
             })
             .collect();
         let overall = match Verdict::overall(&statuses) {
@@ -410,6 +420,7 @@ impl Engine {
             reset: Some(decision.reset),
             next: decision.next,
             retry_after: decision.retry_after,
+            never_fits: false,
             delay: decision.delay,
             soft: decision.soft,
             decider,

@@ -79,6 +79,8 @@ pub struct Status {
     pub next: Micros,
     /// Time until the same cost would be allowed, if it is denied; `None` if it never would.
     pub retry_after: Option<Micros>,
+    /// Whether the cost is denied because it is above what the limit can ever allow.
+    pub never_fits: bool,
     /// Time that an allowed request must wait before it continues.
     pub delay: Micros,
     /// Whether the descriptor is allowed only because the limit is soft.
@@ -110,6 +112,7 @@ impl Status {
         reset: None,
         next: Micros::ZERO,
         retry_after: None,
+        never_fits: false,
         delay: Micros::ZERO,
         soft: false,
         elastic: false,
@@ -128,6 +131,16 @@ impl Status {
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.code == Code::OverLimit
+    }
+
+    /// Returns the status of a denied descriptor with this cost.
+    ///
+    /// A denial without a time at which the cost would be allowed can have other reasons, such as the failure policy.
+    #[must_use]
+    pub(super) fn with_cost(self, cost: u64) -> Self {
+        let quota = self.limit.as_ref().map_or(u64::MAX, |limit| limit.quota);
+        let never_fits = self.retry_after.is_none() && quota > 0 && cost > quota;
+        Self { never_fits, ..self }
     }
 
     /// Returns the reset time for callers, in whole seconds rounded up.
@@ -201,6 +214,18 @@ impl Verdict {
         self.overall == Code::OverLimit
     }
 
+    /// Returns the largest cost that a limit can allow, if the request is denied because it costs more than that.
+    ///
+    /// A repetition of such a request is always denied. Returns the smallest of several limits.
+    #[must_use]
+    pub fn max_cost(&self) -> Option<u64> {
+        if self.overall != Code::OverLimit {
+            return None;
+        }
+        let too_large = self.statuses.iter().filter(|status| status.never_fits);
+        too_large.filter_map(|status| status.limit.as_ref()).map(|limit| limit.quota).min()
+    }
+
     /// Returns whether the request is denied only because of overload that its caller did not cause.
     #[must_use]
     pub fn is_shed(&self) -> bool {
@@ -271,6 +296,25 @@ mod tests {
             let overall = Verdict::overall(&statuses);
             let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
             assert_eq!(verdict.retry_after().map(Micros::get), expected, "{:?}", verdict.statuses);
+        }
+    }
+
+    #[test]
+    fn a_request_that_costs_more_than_a_limit_allows_has_a_maximum() {
+        use Code::{Ok, OverLimit as Over};
+        let costs = |code, remaining, wait: Option<u64>, cost| {
+            Status { retry_after: wait.map(Micros::new), ..status(code, false, remaining) }.with_cost(cost)
+        };
+        for (statuses, expected) in [
+            (vec![costs(Over, 0, None, 101)], Some(100)),
+            (vec![costs(Over, 9, None, 110), costs(Over, 3, None, 110)], Some(103)),
+            (vec![costs(Over, 0, None, 100)], None),
+            (vec![costs(Over, 0, Some(3), 101)], None),
+            (vec![status(Ok, false, 0)], None),
+        ] {
+            let overall = Verdict::overall(&statuses);
+            let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+            assert_eq!(verdict.max_cost(), expected, "{:?}", verdict.statuses);
         }
     }
 

@@ -10,7 +10,9 @@ use super::{
     diagnostic::{Diagnostic, Diagnostics, Location, Severity},
     limit::Limit,
     matcher::{self, ModifierEntry, Plan, PlanAssignments, Rule, RuleSet, Segment},
+    replaced::{self, Replaced},
     spec::{self, Descriptor, File, Plans, RateLimit},
+    unreachable,
 };
 use crate::algorithm::Micros;
 
@@ -58,6 +60,7 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<D
         first_file: HashMap::new(),
         limits: HashMap::new(),
         interned: HashSet::new(),
+        replaced: Vec::new(),
         options,
     };
     for file in files {
@@ -70,8 +73,26 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<D
     if list.iter().any(|diagnostic| diagnostic.severity == Severity::Error) {
         return Err(list);
     }
+    let unknown = replaced::unknown_names(&compiler.set, compiler.replaced);
+    if !unknown.is_empty() {
+        list.extend(unknown);
+        let order: HashMap<&str, usize> = files.iter().map(|file| file.name.as_str()).zip(0..).collect();
+        list.sort_by_key(|diagnostic| (order.get(diagnostic.file.as_str()).copied(), diagnostic.location));
+    }
     compiler.set.shrink();
     Ok((compiler.set, list))
+}
+
+/// Returns whether the descriptor has another limit than an earlier one with the same key and value.
+fn is_second_limit(list: &[Descriptor], index: usize) -> bool {
+    let descriptor = &list[index];
+    let Some(second) = descriptor.rate_limit.as_deref().and_then(|rate_limit| rate_limit.limit) else {
+        return false;
+    };
+    let mut earlier = list[..index].iter();
+    let first = earlier.find(|earlier| earlier.key == descriptor.key && earlier.value == descriptor.value);
+    let first = first.and_then(|first| first.rate_limit.as_deref()?.limit);
+    first.is_some_and(|first| first.measure() != second.measure())
 }
 
 struct Compiler {
@@ -82,6 +103,8 @@ struct Compiler {
     limits: HashMap<(u32, Micros), Vec<Arc<Limit>>>,
     /// Keys and labels, which are shared because many levels have the same ones.
     interned: HashSet<Arc<str>>,
+    /// The names in all `replaces`.
+    replaced: Vec<Replaced>,
     options: Options,
 }
 
@@ -133,7 +156,8 @@ impl Compiler {
     }
 
     fn compile_descriptors(&mut self, list: &[Descriptor], parent: &Parent<'_>, diagnostics: &mut Diagnostics<'_>) {
-        for descriptor in list {
+        unreachable::warn_about_hidden_levels(list, diagnostics);
+        for (index, descriptor) in list.iter().enumerate() {
             let segment = match &descriptor.value {
                 None => Segment::Any,
                 Some(value) if descriptor.share_threshold => Segment::Shared(value.as_str().into()),
@@ -141,12 +165,28 @@ impl Compiler {
                 Some(value) => Segment::Value(value.as_str().into()),
             };
             let key = self.intern(&descriptor.key);
+            if let Segment::Pattern(pattern) | Segment::Shared(pattern) = &segment {
+                let earlier = self.set.covering_pattern(parent.node, &key, pattern);
+                if let Some(earlier) = earlier.filter(|earlier| *earlier != &**pattern) {
+                    unreachable::warn_about_pattern(pattern, earlier, descriptor.location, diagnostics);
+                }
+            }
             match self.set.add_child(parent.node, &key, segment, descriptor.location) {
                 Ok(node) => self.compile_descriptor(node, descriptor, parent, diagnostics),
                 Err(first) => {
                     let value = descriptor.value.as_ref().map(|value| format!(" and value {value:?}"));
+                    let hint = if is_second_limit(list, index) {
+                        format!(
+                            "; for two limits on the same value, such as per minute and per day, give the second one \
+                             another key, such as \"{}_per_day\", and send a second descriptor with this key and the \
+                             same value",
+                            descriptor.key.escape_debug()
+                        )
+                    } else {
+                        String::new()
+                    };
                     let message = format!(
-                        "duplicate descriptor with key {:?}{}; first defined at line {}",
+                        "duplicate descriptor with key {:?}{}; first defined at line {}{hint}",
                         descriptor.key,
                         value.unwrap_or_default(),
                         first.line
@@ -300,12 +340,16 @@ struct LimitedDescriptor<'a> {
 impl LimitedDescriptor<'_> {
     fn build_rule(&self, compiler: &mut Compiler, rate_limit: &RateLimit) -> Rule {
         let Self { descriptor, parent, labels, dynamic } = self;
+        for replaced in &rate_limit.replaces {
+            let (file, domain) = (Arc::clone(parent.file), Arc::clone(&labels[0]));
+            compiler.replaced.push(Replaced { file, domain, limit: replaced.clone() });
+        }
         Rule {
             id: compiler.set.rules().len(),
             limit: compiler.intern_limit(rate_limit.limit.as_ref()),
             name: (!rate_limit.name.is_empty()).then(|| rate_limit.name.as_str().into()),
             policy: OnceLock::new(),
-            replaces: rate_limit.replaces.clone(),
+            replaces: rate_limit.replaces.iter().map(|replaced| replaced.name.clone()).collect(),
             shadow_mode: descriptor.shadow_mode,
             quota_mode: descriptor.quota_mode,
             detailed_metric: descriptor.detailed_metric,

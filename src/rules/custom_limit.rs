@@ -116,7 +116,7 @@ mod tests {
             ("{algorithm: concurrency, limit: 3, holder: request}", "holder is only allowed in rule files"),
             ("{unit: minute, requests_per_unit: 4, replaces: [{name: x}]}", "replaces is only allowed in rule files"),
             ("{unit: minute, requests_per_unit: 4, unlimited: true}", "unlimited: true cannot be combined with unit"),
-            ("[1, 2]", "expected a map"),
+            ("[1, 2]", "the limit must be a map such as { unit: minute, requests_per_unit: 100 }, not a list"),
             ("{a: *b}", "invalid YAML"),
         ] {
             let error = read(text).unwrap_err();

@@ -14,8 +14,10 @@ mod ip_prefix;
 mod limit;
 mod matcher;
 mod metadata;
+mod replaced;
 mod schema;
 mod spec;
+mod unreachable;
 mod wildcard;
 mod yaml;
 

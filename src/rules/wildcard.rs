@@ -63,6 +63,11 @@ impl Wildcards {
         self.patterns.push(pattern);
     }
 
+    /// Returns the number of patterns.
+    pub(super) fn len(&self) -> usize {
+        self.patterns.len()
+    }
+
     /// Returns the node of the first pattern in file order that matches `value`.
     pub(super) fn find(&self, value: &str) -> Option<u32> {
         let mut first: Option<usize> = None;

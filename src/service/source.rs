@@ -15,12 +15,14 @@ use crate::{
 
 /// Maximum size of a rule file, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Maximum number of names in the message about a directory without rule files.
+const MAX_NAMES: usize = 3;
 
 /// Error returned when rules cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The directory cannot be read.
-    #[error("cannot read the rules in {path}")]
+    #[error("cannot read the rules in {path}{}", file_hint(path))]
     Read {
         /// The directory.
         path: PathBuf,
@@ -30,6 +32,11 @@ pub enum LoadError {
     /// The files are invalid. Contains all errors and warnings.
     #[error("{}", join_lines(.0))]
     Invalid(Vec<Diagnostic>),
+}
+
+/// Returns the end of a message about a path that is not a directory.
+fn file_hint(path: &Path) -> &'static str {
+    if path.is_file() { ", which must be a directory of rule files, not a file" } else { "" }
 }
 
 fn join_lines(diagnostics: &[Diagnostic]) -> String {
@@ -90,11 +97,18 @@ impl Source {
         let paths = files(directory, filter).map_err(|source| LoadError::Read { path: directory.clone(), source })?;
         let mut contents = Contents::default();
         if paths.is_empty() {
+            let others = other_names(directory);
             let message = match filter {
-                FileFilter::Yaml => "the directory contains no *.yaml file, so there are no limits",
-                FileFilter::All => "the directory contains no file, so there are no limits",
+                FileFilter::Yaml => {
+                    format!("the directory contains no *.yaml file and no *.yml file, so there are no limits{others}")
+                }
+                FileFilter::All => format!("the directory contains no file, so there are no limits{others}"),
             };
-            contents.report(directory, Location::default(), Severity::Warning, message.to_owned());
+            contents.report(directory, Location::default(), Severity::Warning, message);
+        } else if filter == FileFilter::Yaml {
+            for (path, message) in overlooked(directory) {
+                contents.report(&path, Location::default(), Severity::Warning, message.to_owned());
+            }
         }
         for path in paths {
             let text = files::read(&path, MAX_FILE_BYTES)
@@ -114,7 +128,7 @@ impl Source {
 pub struct Contents {
     /// The files, ordered by path.
     pub files: Vec<SourceFile>,
-    /// An error for each other file, or a warning that there is no file.
+    /// An error for each other file, or a warning that there is no file, or that one is probably overlooked.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -193,26 +207,76 @@ fn end_of(text: &str) -> Location {
     Location { line: text.matches('\n').count() + 1, column: last_line.chars().count() + 1 }
 }
 
+/// Returns whether the extension is that of a rule file.
+fn is_yaml(path: &Path) -> bool {
+    path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml")
+}
+
+fn is_hidden(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'))
+}
+
+fn is_directory(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|metadata| metadata.is_dir())
+}
+
 /// Returns the paths of the rule files in a directory, in order.
 fn files(directory: &Path, filter: FileFilter) -> io::Result<Vec<PathBuf>> {
     let mut paths = Vec::new();
     for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let hidden = entry.file_name().to_string_lossy().starts_with('.');
-        let path = entry.path();
-        let is_rule_file = filter == FileFilter::All
-            || path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-        if !is_rule_file || hidden {
+        let path = entry?.path();
+        let is_rule_file = filter == FileFilter::All || is_yaml(&path);
+        if !is_rule_file || is_hidden(&path) {
             continue;
         }
-        let is_directory = fs::metadata(&path).is_ok_and(|metadata| metadata.is_dir());
         // A dangling link or an unreadable file is an error of its own: without the file, its rules would be gone.
-        if !is_directory {
+        if !is_directory(&path) {
             paths.push(path);
         }
     }
     paths.sort();
     Ok(paths)
+}
+
+/// Returns the paths in a directory that are not hidden, in order; none if it cannot be read.
+fn visible_paths(directory: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut paths: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(|path| !is_hidden(path)).collect();
+    paths.sort();
+    paths
+}
+
+/// Returns the end of the message about a directory without rule files: what it contains.
+fn other_names(directory: &Path) -> String {
+    let mut names = Vec::new();
+    for path in visible_paths(directory).iter().take(MAX_NAMES) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        names.push(if is_directory(path) {
+            format!("the folder {name:?}, which is not read")
+        } else {
+            format!("{name:?}")
+        });
+    }
+    if names.is_empty() { String::new() } else { format!("; it contains {}", names.join(", ")) }
+}
+
+/// Returns the paths that are probably meant as rule files but are not read, each with the reason.
+fn overlooked(directory: &Path) -> Vec<(PathBuf, &'static str)> {
+    let mut all = Vec::new();
+    for path in visible_paths(directory) {
+        if is_directory(&path) {
+            if visible_paths(&path).iter().any(|inner| is_yaml(inner)) {
+                all.push((path, "the rule files in this folder are not read; move them into the directory of rules"));
+            }
+            continue;
+        }
+        let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+        let is_similar = extension == "yaml" || extension == "yml" || extension == "yam" || extension == "ymal";
+        if is_similar && !is_yaml(&path) {
+            all.push((path, "the file is not read; the name of a rule file ends with .yaml or .yml"));
+        }
+    }
+    all
 }
 
 /// Metadata that changes whenever the files of a directory change: path, path behind symlinks, and version.
@@ -257,6 +321,55 @@ mod tests {
 
     fn utf16(text: &str, order: fn(u16) -> [u8; 2]) -> Vec<u8> {
         format!("\u{feff}{text}").encode_utf16().flat_map(order).collect()
+    }
+
+    /// Returns the diagnostics of a directory with these files, with paths below the directory.
+    fn diagnostics(names: &[&str], filter: FileFilter) -> Vec<String> {
+        let directory = tempfile::tempdir().unwrap();
+        for name in names {
+            let path = directory.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "domain: d\n").unwrap();
+        }
+        let contents = Source::Directory(directory.path().to_owned(), filter).read_contents().unwrap();
+        let prefix = directory.path().display().to_string();
+        contents.diagnostics.iter().map(|diagnostic| diagnostic.to_string().replace(&prefix, "")).collect()
+    }
+
+    #[test]
+    fn a_directory_without_rule_files_names_what_it_contains() {
+        let problem = ": warning: the directory contains no *.yaml file and no *.yml file, so there are no limits";
+        for (names, expected) in [
+            (&[][..], ""),
+            (&[".hidden.yaml"], ""),
+            (&["a.yam"], "; it contains \"a.yam\""),
+            (&["sub/a.yaml", "rules.json"], "; it contains \"rules.json\", the folder \"sub\", which is not read"),
+            (&["a", "b", "c", "d"], "; it contains \"a\", \"b\", \"c\""),
+        ] {
+            assert_eq!(diagnostics(names, FileFilter::Yaml), [format!("{problem}{expected}")], "{names:?}");
+        }
+    }
+
+    #[test]
+    fn an_overlooked_file_has_a_warning() {
+        let folder = "/sub: warning: the rule files in this folder are not read; move them into the directory of rules";
+        let name = |name: &str| {
+            format!("/{name}: warning: the file is not read; the name of a rule file ends with .yaml or .yml")
+        };
+        for (other, expected) in [
+            ("sub/b.yaml", Some(folder.to_owned())),
+            ("b.YAML", Some(name("b.YAML"))),
+            ("b.yam", Some(name("b.yam"))),
+            ("b.yml", None),
+            ("b.yaml.bak", None),
+            ("rules.schema.json", None),
+            ("sub/README.md", None),
+            (".hidden/b.yaml", None),
+        ] {
+            let warnings = diagnostics(&["a.yaml", other], FileFilter::Yaml);
+            assert_eq!(warnings, Vec::from_iter(expected), "{other}");
+            assert_eq!(diagnostics(&["a.yaml", other], FileFilter::All), [""; 0], "{other}");
+        }
     }
 
     #[test]

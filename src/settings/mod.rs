@@ -5,8 +5,11 @@
 pub mod envoyproxy;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+mod invalid;
 mod memory;
 mod schema;
+mod store_address;
+mod unknown;
 mod unread;
 
 use std::{
@@ -23,8 +26,8 @@ use config::{Config, ConfigError, Environment, File, FileFormat, Map, Source, Va
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::envoyproxy::EnvoyproxySettings;
-pub use self::{memory::Memory, schema::schema};
+use self::{envoyproxy::EnvoyproxySettings, store_address::is_address};
+pub use self::{invalid::listen_address, memory::Memory, schema::schema};
 use crate::{engine, service, store, telemetry, transport, yaml_bounds};
 
 /// Prefix of environment variables: `SLUICEGATE__GRPC__ADDR` sets `grpc.addr`.
@@ -218,14 +221,14 @@ pub struct Flags {
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// A key is not a setting.
-    #[error("unknown setting {key:?} in {origin}{}", .nearest.as_ref().map(|near| format!("; did you mean {near:?}?")).unwrap_or_default())]
+    #[error("unknown setting {key:?} in {origin}{hint}")]
     Unknown {
         /// The key.
         key: String,
         /// The file, or the environment.
         origin: String,
-        /// The most similar setting.
-        nearest: Option<String>,
+        /// What to set in its place, such as the most similar setting; can be empty.
+        hint: String,
     },
     /// A file or a value cannot be read.
     #[error("cannot read the settings: {0}")]
@@ -277,7 +280,14 @@ impl Settings {
             .set_override_option("store", flags.store)?
             .set_override_option("grpc.addr", flags.grpc_addr.map(|addr| addr.to_string()))?
             .set_override_option("http.addr", flags.http_addr.map(|addr| addr.to_string()))?;
-        let mut settings: Self = builder.build()?.try_deserialize()?;
+        let config = builder.build()?;
+        let mut settings: Self = match config.clone().try_deserialize() {
+            Ok(settings) => settings,
+            Err(error) => {
+                let message = invalid::describe(&error, &config).map(SettingsError::Invalid);
+                return Err(message.unwrap_or_else(|| error.into()));
+            }
+        };
         settings.validate()?;
         let is_compatible = flags.envoyproxy.is_some();
         settings.warnings.extend(unread::warnings(&settings, &known, &variables, is_compatible));
@@ -292,11 +302,12 @@ impl Settings {
         let grafana_url = self.console.grafana_url.as_deref();
         let zero = Duration::ZERO;
         let redis = [&self.redis, &self.per_second.redis];
+        if self.store != "memory" && !is_address(&self.store) {
+            let hint = store_address::hint(&self.store);
+            let message = format!("store must be memory or an address such as redis://host:6379{hint}");
+            return Err(SettingsError::Invalid(message));
+        }
         for (is_valid, message) in [
-            (
-                self.store == "memory" || is_address(&self.store),
-                "store must be memory or an address such as redis://host:6379",
-            ),
             (
                 (0.0..=1.0).contains(&self.decisions.near_limit_ratio),
                 "decisions.near_limit_ratio must be between 0 and 1",
@@ -331,6 +342,10 @@ impl Settings {
             (
                 self.rules.xds.connect_timeout > zero && self.rules.xds.max_message_bytes > 0,
                 "rules.xds.connect_timeout and rules.xds.max_message_bytes must be greater than 0",
+            ),
+            (
+                is_log_level(&self.telemetry.log.level),
+                "telemetry.log.level must be off, error, warn, info, debug or trace, or directives such as info,h2=debug",
             ),
             (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be greater than 0"),
             (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be greater than 0"),
@@ -400,10 +415,13 @@ impl Settings {
     }
 }
 
-/// Returns whether a text begins with a scheme, such as `redis+unix://`.
-fn is_address(text: &str) -> bool {
-    let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '+';
-    text.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_letter))
+/// Returns whether a text can be meant as a level of the log. One word is otherwise the name of a module, of which
+/// everything would be logged, and nothing of the others.
+fn is_log_level(text: &str) -> bool {
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_word = text.chars().all(|letter| letter.is_ascii_alphabetic());
+    let is_level = levels.iter().any(|level| level.eq_ignore_ascii_case(text));
+    is_level || !is_word || text == "sluicegate"
 }
 
 /// Describes an error without the text of a value or of a line, which may be a secret.
@@ -468,13 +486,8 @@ fn reject_unknown(known: &BTreeSet<String>, table: &Map<String, Value>, origin: 
     let Some(key) = keys(table).into_iter().find(|key| !known.contains(key)) else {
         return Ok(());
     };
-    // A setting with the same last segment is preferred, because a wrong section is the most frequent mistake.
-    let distance = |candidate: &&String| strsim::damerau_levenshtein(&key, candidate);
-    let last_segment = |text: &str| text.rsplit('.').next().unwrap_or_default().to_owned();
-    let same_setting = known.iter().find(|candidate| last_segment(candidate) == last_segment(&key));
-    let nearest =
-        same_setting.or_else(|| known.iter().min_by_key(distance).filter(|candidate| distance(candidate) <= 6));
-    Err(SettingsError::Unknown { nearest: nearest.cloned(), key, origin: origin.to_owned() })
+    let hint = unknown::hint(&key, known);
+    Err(SettingsError::Unknown { key, origin: origin.to_owned(), hint })
 }
 
 #[cfg(test)]
@@ -551,8 +564,8 @@ mod tests {
         for (toml, environment, expected) in [
             ("[redis.sentinel]\npassword = 'hunter2\n", &[][..], "at line 2, column"),
             ("[redis.sentinel]\npassword = hunter2\n", &[], "at line 2, column"),
-            ("", &headers, "expected a sequence for key `rules.xds.headers`"),
-            ("redis.ring = 'hunter2'\n", &[], "for key `redis.ring`"),
+            ("", &headers, "rules.xds.headers must be a list"),
+            ("redis.ring = 'hunter2'\n", &[], "redis.ring must be a list"),
         ] {
             let error = load(toml, environment).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("hunter2") && !error.contains('\n'), "{error}");
@@ -596,6 +609,8 @@ mod tests {
             ("quotas.ttl", "'0s'", "'290s'"),
             ("quotas.ttl", "'291s'", "'2s'"),
             ("memory.max_counters", "0", "1"),
+            ("telemetry.log.level", "'verbose'", "'DEBUG'"),
+            ("telemetry.log.level", "'warning'", "'warn,h2=debug'"),
             ("console.grafana_url", "'ftp://a'", "'http://a'"),
             ("console.grafana_url", "'a'", "'https://a'"),
         ] {

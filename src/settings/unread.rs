@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use config::Map;
+use config::{Config, Map, Source, Value, ValueKind};
 
-use super::{PREFIX, Settings};
+use super::{PREFIX, Settings, unknown};
 
 /// Returns a sentence for each of them. It contains no values, which may be secrets.
 ///
@@ -17,9 +17,12 @@ pub(super) fn warnings(
 ) -> Vec<String> {
     let mut all = Vec::new();
     for name in environment.keys() {
-        if let Some(setting) = known.iter().find(|setting| *name == with_single_underscores(setting)) {
+        let Some(words) = words_of(name) else { continue };
+        if let Some(setting) = known.iter().find(|setting| setting.replace('.', "_") == words) {
             let variable = format!("{PREFIX}__{}", setting.replace('.', "__").to_uppercase());
             all.push(format!("the variable {name} is not read; {setting} is set by {variable}, with two underscores"));
+        } else if let Some(hint) = mistake_in(&words) {
+            all.push(format!("the variable {name} is not read; {hint}"));
         }
     }
     all.sort();
@@ -31,6 +34,15 @@ pub(super) fn warnings(
                 .to_owned(),
         );
     }
+    let has_rules = settings.rules.dir.is_some() || settings.rules.xds.server.is_some();
+    let has_runtime = ["RUNTIME_ROOT", "RUNTIME_SUBDIRECTORY"].iter().any(|name| environment.contains_key(*name));
+    if has_runtime && !is_compatible && !has_rules {
+        all.push(
+            "the variables RUNTIME_ROOT and RUNTIME_SUBDIRECTORY are not read, and the built-in example rules apply; set \
+             rules.dir, or start the program as `ratelimit` to use the variables of envoyproxy/ratelimit"
+                .to_owned(),
+        );
+    }
     if settings.admin.token_file.is_some() && settings.admin.addr.is_none() {
         all.push(
             "admin.token_file has no effect without admin.addr: there is no admin API, and nobody can sign in to the \
@@ -38,12 +50,92 @@ pub(super) fn warnings(
                 .to_owned(),
         );
     }
+    if !is_compatible {
+        all.extend(without_effect(settings));
+    }
     all
 }
 
-/// Returns the variable of a setting with one underscore in place of two.
-fn with_single_underscores(setting: &str) -> String {
-    format!("{PREFIX}_{}", setting.replace('.', "_").to_uppercase())
+/// Returns the name of a variable that begins with the prefix of settings but is not read, without the prefix, in lower
+/// case and with single underscores.
+fn words_of(name: &str) -> Option<String> {
+    let name = name.to_ascii_uppercase();
+    let rest = name.strip_prefix(PREFIX)?.strip_prefix('_')?;
+    if rest.starts_with('_') {
+        return None;
+    }
+    let words: Vec<&str> = rest.split('_').filter(|word| !word.is_empty()).collect();
+    Some(words.join("_").to_ascii_lowercase())
+}
+
+/// Returns what to set in place of a variable such as `SLUICEGATE_REDIS_URL` or `SLUICEGATE_LOG_LEVEL`.
+fn mistake_in(words: &str) -> Option<&'static str> {
+    // Kubernetes sets such a variable for each Service.
+    if words == "port" || words.ends_with("_port") {
+        return None;
+    }
+    let section = words.replacen('_', ".", 1);
+    unknown::known_mistake(words).or_else(|| unknown::known_mistake(&section))
+}
+
+/// Returns a warning for each section whose settings differ from the defaults, although the setting that enables the
+/// section is missing.
+fn without_effect(settings: &Settings) -> Vec<String> {
+    let is_memory = settings.store == "memory";
+    let has_collector = settings.telemetry.otlp.metrics || settings.telemetry.otlp.traces;
+    let sections = [
+        ("cluster.", !settings.cluster.has_peers(), "cluster.peers"),
+        ("rules.xds.", settings.rules.xds.server.is_none(), "rules.xds.server"),
+        ("rules.candidate_share", settings.rules.candidate_dir.is_none(), "rules.candidate_dir"),
+        ("admin.", settings.admin.addr.is_none(), "admin.addr"),
+        ("redis.", is_memory, "the address of Redis in store"),
+        ("per_second.redis.", settings.per_second.store.is_none(), "per_second.store"),
+        ("deny_cache.", is_memory, "the address of Redis in store"),
+        ("lease.", is_memory, "the address of Redis in store"),
+        ("eventual.", is_memory, "the address of Redis in store"),
+        ("record.", settings.record.dir.is_none(), "record.dir"),
+        ("telemetry.otlp.", !has_collector, "telemetry.otlp.metrics or telemetry.otlp.traces"),
+        ("telemetry.statsd.", settings.telemetry.statsd.addr.is_none(), "telemetry.statsd.addr"),
+    ];
+    let changed = changed(settings);
+    let mut warnings = Vec::new();
+    for (section, is_off, missing) in sections {
+        // `cluster.instances` needs no peers, and the token file has its own message.
+        let is_reported = |name: &&String| {
+            name.starts_with(section) && !matches!(name.as_str(), "cluster.instances" | "admin.token_file")
+        };
+        let names: Vec<&str> = changed.iter().filter(is_reported).map(String::as_str).collect();
+        if is_off && !names.is_empty() {
+            let verb = if names.len() == 1 { "has" } else { "have" };
+            warnings.push(format!("{} {verb} no effect without {missing}", names.join(", ")));
+        }
+    }
+    warnings
+}
+
+/// Returns the names of the settings that differ from their defaults.
+fn changed(settings: &Settings) -> Vec<String> {
+    let values =
+        |settings: &Settings| -> Option<Map<String, Value>> { Config::try_from(settings).ok()?.collect().ok() };
+    let (Some(now), Some(defaults)) = (values(settings), values(&Settings::default())) else {
+        return Vec::new();
+    };
+    let mut names = Vec::new();
+    collect_changed("", &now, &defaults, &mut names);
+    names.sort();
+    names
+}
+
+fn collect_changed(above: &str, now: &Map<String, Value>, defaults: &Map<String, Value>, names: &mut Vec<String>) {
+    for (name, value) in now {
+        let path = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
+        let default = defaults.get(name).map(|default| &default.kind);
+        match (&value.kind, default) {
+            (ValueKind::Table(now), Some(ValueKind::Table(defaults))) => collect_changed(&path, now, defaults, names),
+            (now, default) if Some(now) != default => names.push(path),
+            _ => {}
+        }
+    }
 }
 
 #[cfg(test)]
@@ -65,12 +157,45 @@ mod tests {
                 "1s",
                 "redis.connect_timeout is set by SLUICEGATE__REDIS__CONNECT_TIMEOUT",
             ),
+            ("SLUICEGATE_GRPC__ADDR", "x", "grpc.addr is set by SLUICEGATE__GRPC__ADDR"),
+            ("sluicegate_store", "redis://:secret@a", "store is set by SLUICEGATE__STORE"),
+            ("SLUICEGATE_REDIS_URL", "redis://:secret@a", "are parts of store: redis://USER:PASSWORD@HOST:6379/0"),
+            ("SLUICEGATE_LOG_LEVEL", "debug", "set telemetry.log.level: debug"),
             ("REDIS_URL", "redis://:secret@a", "counts in its own memory"),
+            ("RUNTIME_ROOT", "/srv", "the built-in example rules apply"),
+            ("SLUICEGATE__REDIS__TIMEOUT", "9ms", "redis.timeout has no effect without the address of Redis in store"),
+            ("SLUICEGATE__TELEMETRY__STATSD__INTERVAL", "1s", "no effect without telemetry.statsd.addr"),
+            ("SLUICEGATE__RULES__CANDIDATE_SHARE", "0.5", "no effect without rules.candidate_dir"),
+            ("SLUICEGATE__CLUSTER__TLS__CA_FILE", "/ca", "no effect without cluster.peers"),
+            ("SLUICEGATE__RECORD__SHARE", "0.5", "no effect without record.dir"),
             ("SLUICEGATE__ADMIN__TOKEN_FILE", "/tokens", "no effect without admin.addr"),
         ] {
             let all = warnings_of(&[(name, value)], Flags::default());
             assert!(all.len() == 1 && all[0].contains(expected) && !all[0].contains("secret"), "{all:?}");
         }
+    }
+
+    /// Every setting has a warning if its variable has one underscore, also one that only a file can contain.
+    #[test]
+    fn each_setting_has_a_variable_with_two_underscores() {
+        let mut known = super::super::keys(&Config::try_from(&Settings::default()).unwrap().collect().unwrap());
+        known.extend(super::super::LISTS.map(str::to_owned));
+        for setting in &known {
+            let name = format!("SLUICEGATE_{}", setting.replace('.', "_").to_uppercase());
+            let environment = Map::from([(name.clone(), "x".to_owned())]);
+            let all = warnings(&Settings::default(), &known, &environment, false);
+            let expected = format!("SLUICEGATE__{}, with two", setting.replace('.', "__").to_uppercase());
+            assert!(all.len() == 1 && all[0].contains(&expected), "{name}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn printed_settings_have_no_warning() {
+        let printed = Settings::default().masked();
+        let mut file = tempfile::Builder::new().suffix(".toml").tempfile().unwrap();
+        std::io::Write::write_all(&mut file, printed.as_bytes()).unwrap();
+        let settings = Settings::load(Some(file.path()), Some(Map::new()), Flags::default()).unwrap();
+        assert_eq!(settings.warnings, [""; 0]);
     }
 
     #[test]
@@ -81,6 +206,10 @@ mod tests {
             ("SLUICEGATE_ADMIN", "http://a:8082"),
             ("SLUICEGATE_SERVICE_HOST", "10.0.0.1"),
             ("SLUICEGATE_PORT_8081_TCP_ADDR", "10.0.0.1"),
+            ("SLUICEGATE_GRPC_SERVICE_PORT", "8081"),
+            ("SLUICEGATE_REDIS_PORT", "tcp://10.0.0.1:6379"),
+            ("SLUICEGATE__CLUSTER__INSTANCES", "2"),
+            ("SLUICEGATE__REDIS__TIMEOUT", "20ms"),
             ("REDIS_URL", ""),
         ] {
             assert_eq!(warnings_of(&[(name, value)], Flags::default()), [""; 0], "{name}");

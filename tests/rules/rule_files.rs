@@ -36,7 +36,7 @@ fn every_error_has_a_location_and_a_message() {
         ("# nothing\n", "a.yaml:1:1: the file is empty; a domain is required"),
         ("descriptors: []", "a.yaml:1:1: the file has no domain, or the domain is empty"),
         ("domain: ''", "a.yaml:1:1: the file has no domain, or the domain is empty"),
-        ("[]", "a.yaml:1:1: expected a map, not a list"),
+        ("[]", "a.yaml:1:1: the file must be a map such as { domain: api, descriptors: "),
         ("domain: d\ndescriptor: []", "a.yaml:2:1: unknown key \"descriptor\"; did you mean descriptors?"),
         ("domain: d\ndescriptors: x", "a.yaml:2:14: descriptors must be a list, not a scalar"),
         ("domain: d\ndescriptors: [{value: x}]", "a.yaml:2:15: a descriptor requires a non-empty key"),

@@ -5,6 +5,9 @@ use std::{hash::BuildHasher, sync::Arc};
 use super::{Group, NO_PARENT, Node, Rule, RuleSet, Segment};
 use crate::rules::diagnostic::Location;
 
+/// Maximum number of patterns of one level that are compared with a further one. The time for all of them is quadratic.
+const MAX_COVERING_PATTERNS: usize = 1_000;
+
 impl RuleSet {
     /// Returns the root node of the domain, and adds it if it is missing.
     pub(in crate::rules) fn add_domain(&mut self, domain: &str) -> u32 {
@@ -43,6 +46,20 @@ impl RuleSet {
         }
         settings.shard_by = shard_by.iter().map(|key| key.as_str().into()).collect();
         Ok(())
+    }
+
+    /// Returns the first pattern below `parent` that matches every value of `pattern`.
+    ///
+    /// This is exact. In a value, `*` is a character that no part of a pattern contains, so a pattern that matches the
+    /// text of `pattern` matches it whatever its `*` stand for. Conversely, a pattern that does not match the text does
+    /// not match the value with another character in place of each `*`, if no pattern contains this character. Several
+    /// patterns together therefore match no more of the values than one of them.
+    pub(in crate::rules) fn covering_pattern(&self, parent: u32, key: &str, pattern: &str) -> Option<&str> {
+        let wildcards = self.group(parent, key)?.1.wildcards.as_ref()?;
+        if wildcards.len() > MAX_COVERING_PATTERNS {
+            return None;
+        }
+        self.node(wildcards.find(pattern)?).exact_value()
     }
 
     /// Adds a node below `parent`.

@@ -29,7 +29,7 @@ pub(super) struct ElasticKeywords {
 impl Reader<'_, '_> {
     pub(super) fn elastic(&mut self, node: &Yaml) -> Option<ElasticKeywords> {
         let (mut resource, mut up_to, mut idle, mut busy) = (None, Some(0), Some(DEFAULT_IDLE), Some(DEFAULT_BUSY));
-        for (key, _, value) in self.read_map(node, &ELASTIC)? {
+        for (key, _, value) in self.read_map("elastic", node, &ELASTIC)? {
             match key {
                 "resource" => resource = self.text(key, value).filter(|name| !name.is_empty()),
                 "up_to" => up_to = self.percent(key, value, 101, MAX_PERCENT),

@@ -15,6 +15,8 @@ pub(in crate::rules) struct MapSchema {
     pub(in crate::rules) name: &'static str,
     /// Where the map is in a file, as in diagnostics: `under rate_limit`.
     pub(in crate::rules) context: &'static str,
+    /// A short map, as an example in diagnostics.
+    pub(in crate::rules) example: &'static str,
     pub(in crate::rules) keywords: &'static [Keyword],
     /// Names of the required keywords.
     pub(in crate::rules) required: &'static [&'static str],
@@ -84,6 +86,7 @@ pub(super) const MAX_PERCENT: u32 = 1_000;
 pub(in crate::rules) static ROOT: MapSchema = MapSchema {
     name: "file",
     context: "at the top of the file",
+    example: "{ domain: api, descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 100 } }] }",
     keywords: &[
         keyword("domain", ValueSchema::Text, "The domain of the requests that these rules apply to."),
         keyword(
@@ -109,6 +112,7 @@ pub(in crate::rules) static ROOT: MapSchema = MapSchema {
 pub(in crate::rules) static DESCRIPTOR: MapSchema = MapSchema {
     name: "descriptor",
     context: "in a descriptor",
+    example: "{ key: user, rate_limit: { unit: minute, requests_per_unit: 100 } }",
     keywords: &[
         keyword("key", ValueSchema::Text, "The key of the entry that this rule matches."),
         keyword(
@@ -160,6 +164,7 @@ pub(in crate::rules) static DESCRIPTOR: MapSchema = MapSchema {
 pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
     name: "rate_limit",
     context: "under rate_limit",
+    example: "{ unit: minute, requests_per_unit: 100 }",
     keywords: &[
         keyword(
             "unit",
@@ -308,6 +313,7 @@ pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
 pub(in crate::rules) static REPLACES: MapSchema = MapSchema {
     name: "replaces",
     context: "in an entry of replaces",
+    example: "{ name: base }",
     keywords: &[keyword("name", ValueSchema::Text, "The name of the limit that is replaced.")],
     required: &["name"],
 };
@@ -315,6 +321,7 @@ pub(in crate::rules) static REPLACES: MapSchema = MapSchema {
 pub(in crate::rules) static IP_PREFIX: MapSchema = MapSchema {
     name: "ip_prefix",
     context: "under ip_prefix",
+    example: "{ v4: 24, v6: 56 }",
     keywords: &[
         keyword("v4", ValueSchema::UpTo(32), "The prefix length of IPv4 addresses in bits; 32 by default."),
         keyword("v6", ValueSchema::UpTo(128), "The prefix length of IPv6 addresses in bits; 64 by default."),
@@ -325,6 +332,7 @@ pub(in crate::rules) static IP_PREFIX: MapSchema = MapSchema {
 pub(in crate::rules) static ELASTIC: MapSchema = MapSchema {
     name: "elastic",
     context: "under elastic",
+    example: "{ resource: db, up_to: 200% }",
     keywords: &[
         keyword(
             "resource",
@@ -353,6 +361,7 @@ pub(in crate::rules) static ELASTIC: MapSchema = MapSchema {
 pub(in crate::rules) static SHARE: MapSchema = MapSchema {
     name: "share",
     context: "in a class of shares",
+    example: "{ min: 10%, max: 50% }",
     keywords: &[
         keyword(
             "min",
@@ -371,6 +380,7 @@ pub(in crate::rules) static SHARE: MapSchema = MapSchema {
 pub(in crate::rules) static PLANS: MapSchema = MapSchema {
     name: "plans",
     context: "under plans",
+    example: "{ default: free, limits: { free: { calls: { unit: minute, requests_per_unit: 100 } } } }",
     keywords: &[
         keyword("key", ValueSchema::Text, "The key of the entry that contains a request's plan; plan by default."),
         keyword("default", ValueSchema::Text, "The plan of requests without a plan or with an unknown one."),

@@ -2,15 +2,21 @@
 
 mod algorithm;
 mod elastic;
+pub(super) mod hints;
 pub(super) mod keywords;
 mod plans;
 mod rate_limit;
 mod sharing;
 
-pub(super) use plans::Plans;
-pub(super) use rate_limit::RateLimit;
+use std::borrow::Cow;
 
-use self::keywords::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, MapSchema, ROOT};
+pub(super) use plans::Plans;
+pub(super) use rate_limit::{RateLimit, ReplacedLimit};
+
+use self::{
+    hints::Suggestion,
+    keywords::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, MapSchema, RATE_LIMIT, ROOT},
+};
 use super::{
     compile::Options,
     custom_limit::{self, Allowance, CustomLimit},
@@ -76,7 +82,9 @@ pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'
     let document = match yaml::parse(text) {
         Ok(document) => document,
         Err(error) => {
-            diagnostics.error(error.location, error.message);
+            let line = text.lines().nth(error.location.line.saturating_sub(1)).unwrap_or_default();
+            let hint = hints::syntax_hint(&error.message, line);
+            diagnostics.error(error.location, error.message + hint);
             return None;
         }
     };
@@ -88,14 +96,20 @@ pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'
         diagnostics.error(start, "the file is empty; a domain is required");
         return None;
     };
-    let mut reader = Reader { diagnostics, instances: options.instances.into(), peers: options.peers };
+    for location in hints::commented_values(text) {
+        let message = "the # begins a comment, so the value is empty; write a text with # in quotes";
+        diagnostics.warning(location, message);
+    }
+    let mut reader = Reader::new(diagnostics, options);
     let mut domain = None;
     let (mut shard_by, mut shard_by_location) = (Vec::new(), start);
     let mut charge_all = options.charge_all;
     let (mut plans, mut descriptors) = (Plans::default(), Vec::new());
-    for (key, location, value) in reader.read_map(&root, &ROOT)? {
+    let fields = reader.read_map("the file", &root, &ROOT)?;
+    let is_domain_reported = reader.suggested.contains(&"domain");
+    for (key, location, value) in fields {
         match key {
-            "domain" => domain = reader.text(key, value).map(|text| (text, location)),
+            "domain" => domain = reader.domain(value).map(|text| (text, location)),
             "charge" => charge_all = reader.choice(key, value, &CHARGES).unwrap_or_default(),
             "shard_by" => (shard_by, shard_by_location) = (reader.shard_by(value), location),
             "plans" => plans = reader.plans(value),
@@ -104,7 +118,9 @@ pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'
         }
     }
     let Some((domain, location)) = domain.filter(|(domain, _)| !domain.is_empty()) else {
-        reader.diagnostics.error(root.location, "the file has no domain, or the domain is empty");
+        if !is_domain_reported {
+            reader.diagnostics.error(root.location, "the file has no domain, or the domain is empty");
+        }
         return None;
     };
     if charge_all {
@@ -138,7 +154,7 @@ pub(super) fn read_custom_limit(
         diagnostics.error(start, "the limit is empty");
         return None;
     };
-    let mut reader = Reader { diagnostics, instances: options.instances.into(), peers: options.peers };
+    let mut reader = Reader::new(diagnostics, options);
     if let Some((text, _)) = node.scalar() {
         return reader.custom_limit_from_scalar(text, node.location);
     }
@@ -150,7 +166,7 @@ pub(super) fn read_custom_limit(
             }
         }
     }
-    let RateLimit { limit, divided_limit, on_error, consistency, .. } = reader.rate_limit(&node)?;
+    let RateLimit { limit, divided_limit, on_error, consistency, .. } = reader.rate_limit("the limit", &node)?;
     let divided_limit = divided_limit.filter(|divided_limit| Some(*divided_limit) != limit).map(Box::new);
     let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
     Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::DENY_ALL), divided_limit, on_error, consistency })
@@ -163,13 +179,32 @@ struct Reader<'r, 'p> {
     instances: u32,
     /// See [`Options::peers`].
     peers: bool,
+    /// Keywords that a message about an unknown key of the last map has suggested.
+    suggested: Vec<&'static str>,
 }
 
-impl Reader<'_, '_> {
+impl<'r, 'p> Reader<'r, 'p> {
+    fn new(diagnostics: &'r mut Diagnostics<'p>, options: Options) -> Self {
+        Self { diagnostics, instances: options.instances.into(), peers: options.peers, suggested: Vec::new() }
+    }
+
     /// Returns the map's known keys with their locations and values, and reports unknown and duplicate keys.
-    fn read_map<'y>(&mut self, node: &'y Yaml, known: &MapSchema) -> Option<Vec<(&'y str, Location, &'y Yaml)>> {
+    ///
+    /// `name` is the name of the map in diagnostics.
+    fn read_map<'y>(
+        &mut self,
+        name: &str,
+        node: &'y Yaml,
+        known: &MapSchema,
+    ) -> Option<Vec<(&'y str, Location, &'y Yaml)>> {
+        self.suggested.clear();
         let Kind::Map(pairs) = &node.kind else {
-            self.diagnostics.error(node.location, format!("expected a map, not {}", node.describe()));
+            let in_words = node.scalar().and_then(|(text, _)| hints::limit_in_words(text));
+            let message = match in_words.filter(|_| known.name == RATE_LIMIT.name) {
+                Some(map) => format!("{name} must be a map{}; write {map}", actual(node)),
+                None => format!("{name} must be a map such as {}{}", known.example, actual(node)),
+            };
+            self.diagnostics.error(node.location, message);
             return None;
         };
         let mut fields: Vec<(&str, Location, &Yaml)> = Vec::new();
@@ -179,9 +214,10 @@ impl Reader<'_, '_> {
                 continue;
             };
             if !known.has(text) {
-                self.report_unknown_key(text, key.location, known);
+                self.report_unknown_key(key.location, text, value, known);
             } else if fields.iter().any(|(name, ..)| name == text) {
-                self.diagnostics.error(key.location, format!("duplicate key {text:?}"));
+                let message = format!("duplicate key {text:?}; a map contains each key once");
+                self.diagnostics.error(key.location, message);
             } else {
                 fields.push((text, key.location, value));
             }
@@ -222,16 +258,36 @@ impl Reader<'_, '_> {
     ///
     /// This is an error, unless envoyproxy/ratelimit supports the key elsewhere. Then it is a warning, because
     /// envoyproxy/ratelimit accepts such files and ignores the key.
-    fn report_unknown_key(&mut self, key: &str, location: Location, known: &MapSchema) {
-        let context = MAPS.into_iter().find(|map| map.has(key)).map(|map| map.context);
-        if let Some(context) = context.filter(|_| ENVOYPROXY_KEYWORDS.contains(&key)) {
-            self.diagnostics.warning(location, format!("{key} has no effect here; it belongs {context}"));
+    fn report_unknown_key(&mut self, location: Location, key: &str, value: &Yaml, known: &MapSchema) {
+        let place = hints::place_of(key, known, &MAPS);
+        if let Some(place) = place.filter(|_| ENVOYPROXY_KEYWORDS.contains(&key)) {
+            self.diagnostics.warning(location, format!("{key} has no effect here; it belongs {place}"));
             return;
         }
-        let hint = match (context, nearest_keyword(key, known)) {
-            (Some(context), _) => format!("it belongs {context}"),
-            (None, Some(nearest)) => format!("did you mean {nearest}?"),
-            (None, None) => format!("keys allowed here: {}", known.names().collect::<Vec<_>>().join(", ")),
+        let scalar = value.scalar().map(|(text, _)| text);
+        if !key.is_empty() && key.bytes().all(|digit| digit.is_ascii_digit()) && matches!(value.kind, Kind::Null) {
+            let message = format!("unknown key {key:?}; a number has no commas: write 10000, not 10,000");
+            self.diagnostics.error(location, message);
+            return;
+        }
+        // A keyword of another map that is also a word of another system: `limit: 5`, but `limit: { … }`.
+        let is_word = place.is_none() || scalar.is_none();
+        let translated = hints::translate(key, scalar, known).filter(|_| is_word);
+        let hint = if let Some(Suggestion { keyword, form }) = translated {
+            self.suggested.push(keyword);
+            let separator = if form.is_empty() { "" } else { " " };
+            format!("did you mean {keyword}?{separator}{form}")
+        } else if let Some(place) = place {
+            format!("it belongs {place}")
+        } else if let Some(nearest) = hints::nearest_keyword(key, known) {
+            self.suggested.push(nearest);
+            format!("did you mean {nearest}?")
+        } else {
+            let entry = scalar.filter(|text| known.name == DESCRIPTOR.name && !text.is_empty());
+            let entry =
+                entry.map(|text| format!("; an entry is written as key: {:?}, value: {:?}", short(key), short(text)));
+            let names = known.names().collect::<Vec<_>>().join(", ");
+            format!("keys allowed here: {names}{}", entry.unwrap_or_default())
         };
         self.diagnostics.error(location, format!("unknown key {key:?}; {hint}"));
     }
@@ -263,7 +319,11 @@ impl Reader<'_, '_> {
             Kind::List(items) => items,
             Kind::Null => &[],
             Kind::Scalar { .. } | Kind::Map(_) => {
-                self.diagnostics.error(node.location, format!("{name} must be a list, not {}", node.describe()));
+                let mut message = format!("{name} must be a list, not {}", node.describe());
+                if matches!(node.kind, Kind::Map(_)) {
+                    message += "; begin each of its items with \"- \"";
+                }
+                self.diagnostics.error(node.location, message);
                 &[]
             }
         }
@@ -276,11 +336,17 @@ impl Reader<'_, '_> {
     fn descriptor(&mut self, node: &Yaml) -> Option<Descriptor> {
         let mut descriptor = Descriptor { location: node.location, ..Descriptor::default() };
         let (mut share_threshold, mut ip_prefix) = (None, None);
-        for (key, location, value) in self.read_map(node, &DESCRIPTOR)? {
+        let mut value_location = node.location;
+        let fields = self.read_map("a descriptor", node, &DESCRIPTOR)?;
+        let is_key_reported = self.suggested.contains(&"key");
+        for (key, location, value) in fields {
             match key {
                 "key" => descriptor.key = self.descriptor_key(value),
-                "value" => descriptor.value = self.text(key, value).filter(|value| !value.is_empty()),
-                "rate_limit" => descriptor.rate_limit = self.rate_limit(value).map(Box::new),
+                "value" => {
+                    descriptor.value = self.text(key, value).filter(|value| !value.is_empty());
+                    value_location = value.location;
+                }
+                "rate_limit" => descriptor.rate_limit = self.rate_limit(key, value).map(Box::new),
                 "shadow_mode" => descriptor.shadow_mode = self.boolean(key, value),
                 "quota_mode" => descriptor.quota_mode = self.boolean(key, value),
                 "detailed_metric" => descriptor.detailed_metric = self.boolean(key, value),
@@ -293,8 +359,13 @@ impl Reader<'_, '_> {
             }
         }
         if descriptor.key.is_empty() {
-            self.diagnostics.error(node.location, "a descriptor requires a non-empty key");
+            if !is_key_reported {
+                self.diagnostics.error(node.location, "a descriptor requires a non-empty key");
+            }
             return None;
+        }
+        if let Some(value) = &descriptor.value {
+            self.warn_about_value(&descriptor.key, value, value_location);
         }
         if let Some(location) = share_threshold {
             descriptor.share_threshold = descriptor.value.as_ref().is_some_and(|value| value.contains('*'));
@@ -315,8 +386,33 @@ impl Reader<'_, '_> {
         Some(descriptor)
     }
 
+    fn domain(&mut self, node: &Yaml) -> Option<String> {
+        let domain = self.text("domain", node)?;
+        if domain.contains('*') {
+            let message =
+                format!("the * in the domain {domain:?} is no pattern, only requests with exactly this domain match");
+            self.diagnostics.warning(node.location, message);
+        }
+        self.warn_about_ends("the domain", &domain, node.location);
+        Some(domain)
+    }
+
+    fn warn_about_value(&mut self, key: &str, value: &str, location: Location) {
+        if let Some(message) = hints::misread_value(key, value) {
+            self.diagnostics.warning(location, message);
+        }
+        self.warn_about_ends("the value", value, location);
+    }
+
+    fn warn_about_ends(&mut self, name: &str, text: &str, location: Location) {
+        if let Some(message) = hints::misread_ends(name, text) {
+            self.diagnostics.warning(location, message);
+        }
+    }
+
     fn descriptor_key(&mut self, node: &Yaml) -> String {
         let key = self.text("key", node).unwrap_or_default();
+        self.warn_about_ends("the key", &key, node.location);
         if key.contains('*') {
             let message = format!(
                 "the * in the key {key:?} is no pattern, only entries with exactly this key match; \
@@ -333,15 +429,23 @@ impl Reader<'_, '_> {
         let value = choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if value.is_none() {
             let choices: Vec<_> = choices.iter().map(|(name, _)| *name).collect();
-            self.diagnostics.error(node.location, format!("{name} {text:?} is not one of {}", choices.join(", ")));
+            let nearest = hints::nearest_choice(&text, choices.iter().copied());
+            let hint = nearest.map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default();
+            let message = format!("{name} {text:?} is not one of {}{hint}", choices.join(", "));
+            self.diagnostics.error(node.location, message);
         }
         value
     }
 
     fn ip_prefix(&mut self, node: &Yaml) -> Option<IpPrefix> {
         let mut prefix = IpPrefix::default();
-        for (key, _, value) in self.read_map(node, &IP_PREFIX)? {
+        for (key, _, value) in self.read_map("ip_prefix", node, &IP_PREFIX)? {
             let (bits, max) = if key == "v4" { (&mut prefix.v4, 32) } else { (&mut prefix.v6, 128) };
+            if let Some((text, _)) = value.scalar().filter(|(text, _)| text.starts_with('/')) {
+                let message = format!("{key} must be a prefix length from 1 to {max}, without a slash, not {text:?}");
+                self.diagnostics.error(value.location, message);
+                continue;
+            }
             match self.number(key, value) {
                 Some(number) if (1..=max).contains(&number) => *bits = number as u8,
                 Some(_) => {
@@ -386,7 +490,12 @@ impl Reader<'_, '_> {
             Kind::Null => Some(String::new()),
             Kind::Scalar { text, .. } => Some(text.clone()),
             Kind::List(_) | Kind::Map(_) => {
-                self.diagnostics.error(node.location, format!("{name} must be a scalar, not {}", node.describe()));
+                let several = if name == "value" { "; several values need a descriptor each" } else { "" };
+                let message = format!(
+                    "{name} must be a scalar, not {}; a text that begins with [ or {{ needs quotes{several}",
+                    node.describe()
+                );
+                self.diagnostics.error(node.location, message);
                 None
             }
         }
@@ -427,7 +536,9 @@ impl Reader<'_, '_> {
             Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => None,
         };
         if parsed.is_none() {
-            let message = format!("{name} must be a whole number from 0 to {}{}", u32::MAX, actual(node));
+            let hint = node.scalar().filter(|(_, plain)| *plain).and_then(|(text, _)| hints::number_hint(text));
+            let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
+            let message = format!("{name} must be a whole number from 0 to {}{}{hint}", u32::MAX, actual(node));
             self.diagnostics.error(node.location, message);
         }
         parsed
@@ -503,17 +614,19 @@ fn octal_number(text: &str) -> Option<Option<u32>> {
 fn actual(node: &Yaml) -> String {
     match &node.kind {
         // A scalar without quotes can have several lines.
-        Kind::Scalar { text, plain: true } if !text.contains(char::is_control) => format!(", not {text}"),
-        Kind::Scalar { text, .. } => format!(", not the text {text:?}"),
+        Kind::Scalar { text, plain: true } if !text.contains(char::is_control) => format!(", not {}", short(text)),
+        Kind::Scalar { text, .. } => format!(", not the text {:?}", short(text)),
         Kind::Null | Kind::List(_) | Kind::Map(_) => format!(", not {}", node.describe()),
     }
 }
 
-/// Returns the most similar keyword, if it is similar enough to be suggested.
-fn nearest_keyword(keyword: &str, known: &MapSchema) -> Option<&'static str> {
-    let (distance, nearest) =
-        known.names().map(|nearest| (strsim::damerau_levenshtein(keyword, nearest), nearest)).min()?;
-    (distance <= 3 && distance < keyword.chars().count()).then_some(nearest)
+/// Returns the beginning of a text that can be very long.
+fn short(text: &str) -> Cow<'_, str> {
+    const MAX_CHARS: usize = 80;
+    match text.char_indices().nth(MAX_CHARS) {
+        Some((end, _)) => format!("{}…", &text[..end]).into(),
+        None => text.into(),
+    }
 }
 
 #[cfg(test)]

@@ -42,7 +42,7 @@ impl Reader<'_, '_> {
         let mut plans = Plans { key: DEFAULT_KEY.to_owned(), ..Plans::default() };
         let mut default_location = node.location;
         let mut entities = Vec::new();
-        for (key, _, value) in self.read_map(node, &PLANS).unwrap_or_default() {
+        for (key, _, value) in self.read_map("plans", node, &PLANS).unwrap_or_default() {
             match key {
                 "key" => plans.key = self.text(key, value).filter(|key| !key.is_empty()).unwrap_or(plans.key),
                 "default" => {
@@ -51,7 +51,10 @@ impl Reader<'_, '_> {
                 "limits" => {
                     for (name, location, limits) in self.named_entries("limits", value) {
                         let limits = self.named_entries(&name, limits).into_iter();
-                        let limits = limits.filter_map(|(name, _, limit)| Some((name, self.plan_limit(limit)?)));
+                        let limits = limits.filter_map(|(name, _, limit)| {
+                            let limit = self.plan_limit(&name, limit)?;
+                            Some((name, limit))
+                        });
                         plans.plans.insert(name, Plan { location, limits: limits.collect() });
                     }
                 }
@@ -81,8 +84,8 @@ impl Reader<'_, '_> {
         plans
     }
 
-    fn plan_limit(&mut self, node: &Yaml) -> Option<RateLimit> {
-        let limit = self.rate_limit(node)?;
+    fn plan_limit(&mut self, name: &str, node: &Yaml) -> Option<RateLimit> {
+        let limit = self.rate_limit(&format!("the limit {name:?}"), node)?;
         if let Some((_, location)) = &limit.by_plan {
             self.diagnostics.error(*location, "by_plan is not allowed in the limit of a plan");
         }

@@ -1,7 +1,7 @@
 //! [`RateLimit`]: the content of `rate_limit` in a rule file.
 
 use super::{
-    Reader, algorithm, elastic,
+    Reader, algorithm, elastic, hints,
     keywords::{RATE_LIMIT, REPLACES},
 };
 use crate::{
@@ -22,7 +22,7 @@ pub(in crate::rules) struct RateLimit {
     /// One instance's share of the limit.
     pub(in crate::rules) divided_limit: Option<Limit>,
     pub(in crate::rules) name: String,
-    pub(in crate::rules) replaces: Vec<String>,
+    pub(in crate::rules) replaces: Vec<ReplacedLimit>,
     pub(in crate::rules) on_error: Option<FailurePolicy>,
     pub(in crate::rules) consistency: Consistency,
     /// Modifier entries and their keys, in the order in which they come after the entries that select the counter.
@@ -35,6 +35,13 @@ pub(in crate::rules) struct RateLimit {
     pub(in crate::rules) by_plan: Option<(String, Location)>,
     /// Location of `count_denied: true`, if it is present.
     pub(super) count_denied: Option<Location>,
+}
+
+/// The name of a limit that another one replaces.
+#[derive(Clone)]
+pub(in crate::rules) struct ReplacedLimit {
+    pub(in crate::rules) name: String,
+    pub(in crate::rules) location: Location,
 }
 
 /// The keywords from which the limit is built.
@@ -53,6 +60,10 @@ struct RateKeywords {
     unit: Option<(Option<Unit>, Location)>,
     requests: Option<(Option<u32>, Location)>,
     multiplier: Option<(Option<u32>, Location)>,
+    /// Whether an error about an unknown key has already suggested `unit`.
+    is_unit_reported: bool,
+    /// Whether an error about an unknown key has already suggested `requests_per_unit`.
+    is_number_reported: bool,
 }
 
 impl RateKeywords {
@@ -64,11 +75,14 @@ impl RateKeywords {
 
     fn measure(&self, reader: &mut Reader<'_, '_>, location: Location) -> Option<(u32, Measure)> {
         let Some((unit, _)) = self.unit else {
+            if self.is_unit_reported {
+                return None;
+            }
             let message = format!("rate_limit requires a unit ({}) or unlimited: true", units());
             reader.diagnostics.error(location, message);
             return None;
         };
-        if self.requests.is_none() {
+        if self.requests.is_none() && !self.is_number_reported {
             let message = "rate_limit has no requests_per_unit; the default of 0 denies every request";
             reader.diagnostics.warning(location, message);
         }
@@ -79,12 +93,16 @@ impl RateKeywords {
 }
 
 impl Reader<'_, '_> {
-    pub(super) fn rate_limit(&mut self, node: &Yaml) -> Option<RateLimit> {
+    /// Reads a limit. `name` is its name in diagnostics.
+    pub(super) fn rate_limit(&mut self, name: &str, node: &Yaml) -> Option<RateLimit> {
         if matches!(node.kind, Kind::Null) {
             return None;
         }
-        let fields = self.read_map(node, &RATE_LIMIT)?;
-        let (mut rate_limit, keywords) = self.keywords(&fields);
+        let fields = self.read_map(name, node, &RATE_LIMIT)?;
+        let suggested = std::mem::take(&mut self.suggested);
+        let (mut rate_limit, mut keywords) = self.keywords(&fields);
+        keywords.rate.is_unit_reported = suggested.contains(&"unit");
+        keywords.rate.is_number_reported = suggested.contains(&"requests_per_unit");
         if rate_limit.by_plan.is_some() {
             for (key, location, _) in fields.iter().filter(|(key, ..)| *key != "by_plan") {
                 self.diagnostics.error(
@@ -99,6 +117,10 @@ impl Reader<'_, '_> {
             for location in [rate.unit.map(|field| field.1), rate.multiplier.map(|field| field.1)].into_iter().flatten()
             {
                 self.diagnostics.error(location, "unlimited: true cannot be combined with unit or unit_multiplier");
+            }
+            // A custom limit with a warning is rejected.
+            if let Some((_, location)) = rate.requests.filter(|_| name == "rate_limit") {
+                self.diagnostics.warning(location, "requests_per_unit has no effect with unlimited: true");
             }
             keywords.algorithm.reject_all(self);
             return Some(rate_limit);
@@ -133,13 +155,13 @@ impl Reader<'_, '_> {
                 keyword => keywords.algorithm.read(self, keyword, *location, value),
             }
         }
-        for (name, location) in replaces {
+        for ReplacedLimit { name, location } in replaces {
             if name.is_empty() {
                 self.diagnostics.error(location, "replaces requires the name of another limit, not an empty one");
             } else if name == rate_limit.name {
                 self.diagnostics.error(location, format!("the limit {name:?} cannot replace itself"));
             } else {
-                rate_limit.replaces.push(name);
+                rate_limit.replaces.push(ReplacedLimit { name, location });
             }
         }
         (rate_limit, keywords)
@@ -222,17 +244,18 @@ impl Reader<'_, '_> {
         let text = self.text("unit", node)?;
         let unit = Unit::from_name(&text);
         if unit.is_none() {
-            self.diagnostics.error(node.location, format!("unit {text:?} is not one of {}", units()));
+            let hint = hints::unit_hint(&text).map(|hint| format!("; {hint}")).unwrap_or_default();
+            self.diagnostics.error(node.location, format!("unit {text:?} is not one of {}{hint}", units()));
         }
         unit
     }
 
-    fn replaces(&mut self, node: &Yaml) -> Vec<(String, Location)> {
+    fn replaces(&mut self, node: &Yaml) -> Vec<ReplacedLimit> {
         let mut names = Vec::new();
         for item in self.list("replaces", node) {
-            let Some(fields) = self.read_map(item, &REPLACES) else { continue };
+            let Some(fields) = self.read_map("an entry of replaces", item, &REPLACES) else { continue };
             let name = fields.first().and_then(|(key, _, value)| self.text(key, value));
-            names.push((name.unwrap_or_default(), item.location));
+            names.push(ReplacedLimit { name: name.unwrap_or_default(), location: item.location });
         }
         names
     }

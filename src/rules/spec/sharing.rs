@@ -94,7 +94,8 @@ impl Reader<'_, '_> {
         let mut classes = Vec::new();
         for (class, _, value) in self.named_entries("shares", node) {
             let (mut min, mut max) = (Some(Amount::Hits(0)), Some(None));
-            for (key, _, value) in self.read_map(value, &SHARE)? {
+            let name = format!("the class {class:?} of shares");
+            for (key, _, value) in self.read_map(&name, value, &SHARE)? {
                 match key {
                     "min" => min = self.amount(key, value),
                     _ => max = self.amount(key, value).map(Some),

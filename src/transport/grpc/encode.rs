@@ -149,7 +149,8 @@ fn exact_status(status: &Status) -> Value {
         fields.push(("delay_us", number(status.delay.get() as f64)));
     }
     let flags = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
-    fields.extend(flags.into_iter().filter(|(_, is_set)| *is_set).map(|(name, _)| (name, boolean(true))));
+    let flags = flags.into_iter().chain([("never_fits", status.never_fits)]);
+    fields.extend(flags.filter(|(_, is_set)| *is_set).map(|(name, _)| (name, boolean(true))));
     fields.extend(status.override_kind.map(|kind| ("override", text(kind.name().to_owned()))));
     map(fields)
 }

@@ -14,6 +14,10 @@ use crate::{
 /// Name of the policy of a limit that the request itself supplies.
 const REQUESTED_POLICY: &str = "override";
 
+/// Name of the header with the largest cost that a limit can allow, for a request that costs more. To repeat it is
+/// useless, and it has no `Retry-After`.
+const MAX_COST: &str = "RateLimit-Max-Cost";
+
 /// Writes the headers of a response as its field 3, if they are enabled and a limit applied. `RateLimitResponse` and
 /// `CheckResponse` have the same field.
 pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
@@ -46,6 +50,9 @@ pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &
     // Whole seconds, rounded up, because 0 would mean that the caller may retry now.
     if let Some(wait) = verdict.retry_after() {
         add("Retry-After", wait.ceil_secs().max(1).to_string());
+    }
+    if let Some(max_cost) = verdict.max_cost() {
+        add(MAX_COST, max_cost.to_string());
     }
 }
 

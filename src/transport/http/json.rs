@@ -9,7 +9,7 @@ use axum::{
     body::Bytes,
     extract::State,
     http::{
-        StatusCode,
+        HeaderName, StatusCode,
         header::{CONTENT_TYPE, RETRY_AFTER},
     },
     response::{IntoResponse, Response},
@@ -28,6 +28,8 @@ use crate::{
     transport::grpc::{self, RequestError},
 };
 
+/// Header with the largest cost that a limit can allow, for a request that costs more.
+const MAX_COST: &str = "ratelimit-max-cost";
 const MALFORMED: &str = "the body is not a valid RateLimitRequest in JSON";
 
 /// The descriptors of the request and the response. Never `None`: the descriptor set is embedded in the program.
@@ -69,16 +71,20 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
     };
     // Only shed requests get Retry-After, because denials by envoyproxy/ratelimit do not have this header.
     let retry_after = verdict.retry_after().filter(|_| verdict.is_shed());
-    let retry_after = retry_after.map(|wait| [(RETRY_AFTER, wait.ceil_secs().max(1).to_string())]);
     let mut response = Vec::new();
     grpc::encode(&verdict, &message, &handlers.response, &mut response);
-    match to_json(&response) {
-        Some(text) => match retry_after {
-            Some(wait) => (code, wait, [(CONTENT_TYPE, "application/json")], text).into_response(),
-            None => (code, [(CONTENT_TYPE, "application/json")], text).into_response(),
-        },
-        None => error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the response as JSON"),
+    let Some(text) = to_json(&response) else {
+        return error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the response as JSON");
+    };
+    let mut response = (code, [(CONTENT_TYPE, "application/json")], text).into_response();
+    if let Some(wait) = retry_after {
+        response.headers_mut().insert(RETRY_AFTER, wait.ceil_secs().max(1).into());
     }
+    // The time in the status would otherwise make the caller repeat the request.
+    if let Some(max_cost) = verdict.max_cost() {
+        response.headers_mut().insert(HeaderName::from_static(MAX_COST), max_cost.into());
+    }
+    response
 }
 
 /// Counts the error of a caller, and returns the response to it.

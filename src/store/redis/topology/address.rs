@@ -46,6 +46,9 @@ const CLUSTER: &str = "+cluster";
 const SENTINEL: &str = "+sentinel";
 const RING: &str = "+ring";
 
+/// Schemes of the addresses of one server.
+const SINGLE_SCHEMES: [&str; 7] = ["redis", "rediss", "valkey", "valkeys", "redis+unix", "valkey+unix", "unix"];
+
 /// A URL with several hosts.
 struct MultiHostUrl<'u> {
     scheme: &'static str,
@@ -117,8 +120,34 @@ pub(super) fn parse(url: &str, settings: &Settings) -> Result<(Source, View), Se
     if let Some(multi_host) = MultiHostUrl::parse(url, RING) {
         return Ok((Source::Fixed, ring(&multi_host, settings, certificates.as_ref()).map_err(address)?));
     }
-    let info = url.into_connection_info().map_err(address)?;
+    check_single(url).map_err(address)?;
+    let info = url.into_connection_info().map_err(|error| address(explained(url, error)))?;
     Ok((Source::Fixed, View::one(server(info, certificates, None).map_err(address)?)))
+}
+
+/// Rejects an address of one server that can only be a mistake.
+fn check_single(url: &str) -> Result<(), RedisError> {
+    let Some((scheme, rest)) = url.split_once("://") else {
+        return Ok(());
+    };
+    if !SINGLE_SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme)) {
+        return Err(invalid(
+            "the scheme is none of redis, redis+cluster, redis+sentinel, redis+ring (with TLS, rediss…) and redis+unix",
+        ));
+    }
+    let host = rest.rsplit('@').next().unwrap_or(rest).split('/').next().unwrap_or_default();
+    if host.contains(',') && !scheme.ends_with("unix") {
+        return Err(invalid("several servers need redis+cluster://, redis+sentinel:// or redis+ring://"));
+    }
+    Ok(())
+}
+
+/// Adds how to write a password, if it can be the reason why an address cannot be parsed.
+fn explained(url: &str, error: RedisError) -> RedisError {
+    if !url.contains('@') {
+        return error;
+    }
+    invalid("the address cannot be parsed; in a user name or a password, write # / ? @ : % as %23 %2F %3F %40 %3A %25")
 }
 
 /// Returns the view of a ring with the nodes of the URL, named by their addresses, or those of the settings.
@@ -313,7 +342,11 @@ mod tests {
             ("redis+cluster://:secret@a/3", "only database 0"),
             ("redis+sentinel://a,b", "name of the master"),
             ("redis+sentinel://:secret@/main", "at least one host"),
-            ("redis+star://a", ""),
+            ("redis+star://a", "the scheme is none of redis, redis+cluster, "),
+            ("http://a", "the scheme is none of redis, redis+cluster, "),
+            ("redis://:secret@a,b:7", "several servers need redis+cluster://"),
+            ("redis://:secret#1@a", "write # / ? @ : % as %23 %2F %3F %40 %3A %25"),
+            ("redis://a:port", "did not parse"),
             ("redis+ring://a,a", "same name"),
         ] {
             let error = rejection(url, &Settings::default());

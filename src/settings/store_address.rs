@@ -1,0 +1,99 @@
+//! Checks the form of the store's address, and suggests the address that an invalid one probably means.
+
+use std::net::IpAddr;
+
+/// Schemes of the addresses of a store. `valkey` and `unix` are other names of `redis` and `redis+unix`.
+const SCHEMES: &[&str] = &[
+    "redis",
+    "rediss",
+    "redis+cluster",
+    "rediss+cluster",
+    "redis+sentinel",
+    "rediss+sentinel",
+    "redis+ring",
+    "rediss+ring",
+    "redis+unix",
+    "valkey",
+    "valkeys",
+    "valkey+unix",
+    "unix",
+];
+
+/// Returns whether a text begins with a scheme, such as `redis+unix://`.
+pub(super) fn is_address(text: &str) -> bool {
+    let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '+';
+    text.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_letter))
+}
+
+/// Returns the end of a message about an invalid address, without any part of it that could be a password.
+pub(super) fn hint(text: &str) -> String {
+    let suggestion = match text.split_once("://") {
+        Some((scheme, _)) => scheme_of(scheme).map(|scheme| format!("{scheme}://…")),
+        None if text.contains(['@', '?']) => Some("redis://USER:PASSWORD@HOST:6379".to_owned()),
+        None if text.starts_with('/') => Some(format!("redis+unix://{text}")),
+        None => host_and_port(text),
+    };
+    suggestion.map(|suggestion| format!("; did you mean {suggestion}?")).unwrap_or_default()
+}
+
+/// Returns the scheme that an unknown one probably means: `redis+cluster` for `redis-cluster`.
+fn scheme_of(scheme: &str) -> Option<&'static str> {
+    let simple = scheme.to_ascii_lowercase().replace(['-', '_', '.', ':'], "+");
+    let scheme = match simple.as_str() {
+        "cluster" | "rediscluster" => "redis+cluster",
+        "sentinel" | "redissentinel" => "redis+sentinel",
+        "redis+socket" | "socket" => "redis+unix",
+        "redis+tls" | "redis+ssl" | "tls" | "ssl" => "rediss",
+        "http" | "tcp" | "https" => "redis",
+        simple => simple,
+    };
+    let same = SCHEMES.iter().find(|known| **known == scheme).copied();
+    same.or_else(|| {
+        let similar = |known: &&&str| strsim::damerau_levenshtein(scheme, known) <= 2;
+        SCHEMES.iter().find(similar).copied()
+    })
+}
+
+/// Returns the address for a host with or without a port.
+fn host_and_port(text: &str) -> Option<String> {
+    if text.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6()) {
+        return Some(format!("redis://[{text}]:6379"));
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, "6379"));
+    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
+    let is_host = !host.is_empty() && host.len() <= 64 && host.chars().all(is_name);
+    let is_valid = is_host && port.parse::<u16>().is_ok();
+    is_valid.then(|| format!("redis://{host}:{port}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use super::super::*;
+
+    fn error_of(store: &str) -> String {
+        let flags = Flags { store: Some(store.to_owned()), ..Flags::default() };
+        Settings::load(None, Some(HashMap::new()), flags).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn an_invalid_address_has_a_suggestion() {
+        for (store, expected) in [
+            ("redis:6379", "did you mean redis://redis:6379?"),
+            ("localhost", "did you mean redis://localhost:6379?"),
+            ("10.0.0.1:7000", "did you mean redis://10.0.0.1:7000?"),
+            ("::1", "did you mean redis://[::1]:6379?"),
+            ("/run/redis.sock", "did you mean redis+unix:///run/redis.sock?"),
+            ("redis-cluster://a,b", "did you mean redis+cluster://…?"),
+            ("redis_sentinel://a/m", "did you mean redis+sentinel://…?"),
+            ("rediss-cluster://a", "did you mean rediss+cluster://…?"),
+            ("app:hunter2@host:6379", "did you mean redis://USER:PASSWORD@HOST:6379?"),
+        ] {
+            let error = error_of(store);
+            assert!(error.starts_with("store must be memory or an address such as redis://host:6379"), "{error}");
+            assert!(error.ends_with(&format!("; {expected}")) && !error.contains("hunter2"), "{error}");
+        }
+        assert!(error_of("two words").ends_with("redis://host:6379"));
+    }
+}
