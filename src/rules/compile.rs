@@ -28,6 +28,9 @@ pub struct SourceFile {
 /// Maximum number of limits with the same requests and window that are compared to find an equal limit.
 const MAX_COMPARED_LIMITS: usize = 16;
 
+/// Maximum number of descriptors that are searched for the first of two with the same key and value.
+const MAX_COMPARED_DESCRIPTORS: usize = 10_000;
+
 /// Settings that change the meaning of rule files.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -85,6 +88,10 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<D
 
 /// Returns whether the descriptor has another limit than an earlier one with the same key and value.
 fn is_second_limit(list: &[Descriptor], index: usize) -> bool {
+    // The time for all descriptors of a list is quadratic.
+    if index > MAX_COMPARED_DESCRIPTORS {
+        return false;
+    }
     let descriptor = &list[index];
     let Some(second) = descriptor.rate_limit.as_deref().and_then(|rate_limit| rate_limit.limit) else {
         return false;

@@ -89,6 +89,18 @@ fn check_reports_files_that_cannot_be_read_with_the_mistakes_of_the_others() {
     assert!(code == Some(1) && json.contains("contains no *.yaml file"), "{json}");
 }
 
+/// A warning changes no exit code, also about a file that is not read.
+#[test]
+fn check_succeeds_with_warnings() {
+    let folder = rules(&[("a.yaml", "domain: 'a '\n")]);
+    std::fs::create_dir(folder.path().join("sub")).unwrap();
+    std::fs::write(folder.path().join("sub/b.yaml"), "domain: b\n").unwrap();
+    let (code, out, err) = run(command().arg("check").arg(folder.path()));
+    assert_eq!(code, Some(0), "{out}{err}");
+    assert!(out.contains("sub: warning: the rule files in this folder are not read"), "{out}");
+    assert!(out.contains("a.yaml:1:9: warning: the domain \"a \" begins or ends with a space"), "{out}");
+}
+
 #[test]
 fn check_explains_which_rule_matches_a_descriptor() {
     let examples = repository("deploy/examples");
@@ -184,12 +196,21 @@ fn errors_at_the_start_are_understandable_messages() {
     let invalid = rules(&[("a.yaml", "domain: a\nextra: 1\n")]);
     let invalid = invalid.path().to_str().unwrap();
     let free = ["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"];
-    let cases: [(&[&str], &str); 7] = [
+    let file = format!("{invalid}/a.yaml");
+    let cases: [(&[&str], &str); 12] = [
         (&["--grpc-addr", &busy, "--http-addr", "127.0.0.1:0"], "for gRPC: Address already in use"),
         (&["--grpc-addr", "127.0.0.1:0", "--http-addr", &busy], "for HTTP: Address already in use"),
         (&["--rules", "/nowhere"], "cannot read the rules in /nowhere: No such file"),
         (&["--rules", invalid], "a.yaml:2:1: unknown key \"extra\""),
+        (&["--rules", &file], "a.yaml, which must be a directory of rule files, not a file: Not a directory"),
         (&["--store", "redis://"], "invalid Redis store address redis://"),
+        (
+            &["--store", "http://a"],
+            "invalid Redis store address http://a: the scheme is none of redis, redis+cluster, ",
+        ),
+        (&["--store", "redis://a,b"], "several servers need redis+cluster://, redis+sentinel:// or redis+ring://"),
+        (&["--store", "redis:6379"], "did you mean redis://redis:6379?"),
+        (&["--store", "redis-cluster://a"], "did you mean redis+cluster://…?"),
         (&["--store", "disk"], "store must be memory or an address"),
         (&["--config", "/nowhere.toml"], "cannot read the settings: configuration file \"/nowhere.toml\" not found"),
     ];
@@ -203,6 +224,9 @@ fn errors_at_the_start_are_understandable_messages() {
         assert_eq!(code, Some(1), "{args:?}: {err}");
         assert!(err.contains(expected) && !err.contains("panicked"), "{args:?}: {err}");
     }
+    let (code, _, err) = run(command().args(["--grpc-addr", ":8081"]));
+    assert_eq!(code, Some(2), "{err}");
+    assert!(err.contains("it must be an IP address and a port; did you mean 0.0.0.0:8081?"), "{err}");
     let (code, _, err) = run(command().arg("--print-settings").env("SLUICEGATE__GRPC__ADR", "x"));
     assert_eq!(code, Some(1));
     assert!(err.contains("unknown setting \"grpc.adr\"") && err.contains("did you mean \"grpc.addr\"?"), "{err}");

@@ -2,6 +2,8 @@
 
 /// Candidate rules: evaluation, promotion and rollback.
 mod candidates;
+/// What diagnostics say about frequent mistakes in rule files.
+mod hints;
 /// Rules that change while they are in use.
 mod reload;
 /// Rule files: accepted and rejected ones, and the diagnostics.

@@ -4,7 +4,7 @@ use crate::support::{
     Server, descriptor,
     raw_client::{Request, Unit},
     request_for, rules,
-    server::{get, post},
+    server::{agent, get, post},
 };
 use serde_json::{Value, json};
 
@@ -33,6 +33,43 @@ async fn json_decides_like_grpc() {
     let (code, answer) =
         post_json(&json!({"domain": "example", "descriptors": [{"entries": entries, "limit": limit}]}));
     assert_eq!((code, &answer["statuses"][0]["currentLimit"]), (200, &limit));
+}
+
+/// A request that costs more than the limit can ever allow has the largest cost, and no `Retry-After`. Others have none.
+#[tokio::test]
+async fn a_request_that_never_fits_has_the_largest_cost() {
+    let text = "domain: d\ndescriptors:\n\
+                - {key: window, rate_limit: {unit: year, requests_per_unit: 5}}\n\
+                - {key: bucket, rate_limit: {unit: year, requests_per_unit: 9, algorithm: token_bucket, burst: 7}}\n";
+    let folder = rules(&[("d.yaml", text)]);
+    let server =
+        Server::builder().rules(folder.path()).set("response.headers", "true").set("response.dynamic_metadata", "true");
+    let server = server.start();
+    let check = |key: &str, hits: u32| {
+        let entries = json!([{"key": key, "value": "x"}]);
+        let body = json!({"domain": "d", "descriptors": [{"entries": entries}], "hits_addend": hits}).to_string();
+        let mut response = agent().post(server.url("/json")).send(body.as_bytes()).unwrap();
+        let max_cost = response.headers().get("ratelimit-max-cost").map(|cost| cost.to_str().unwrap().to_owned());
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), max_cost, serde_json::from_str::<Value>(&text).unwrap())
+    };
+    let header = |answer: &Value, name: &str| {
+        let headers = answer["responseHeadersToAdd"].as_array().unwrap();
+        headers.iter().find(|header| header["key"] == name).map(|header| header["value"].as_str().unwrap().to_owned())
+    };
+    for (key, hits, expected) in [("window", 6, "5"), ("bucket", 8, "7")] {
+        let (code, max_cost, answer) = check(key, hits);
+        assert_eq!((code, max_cost.as_deref()), (429, Some(expected)), "{answer}");
+        assert_eq!(header(&answer, "RateLimit-Max-Cost").as_deref(), Some(expected), "{answer}");
+        assert_eq!(header(&answer, "Retry-After"), None, "{answer}");
+        assert_eq!(answer["dynamicMetadata"]["sluicegate.statuses"][0]["never_fits"], true, "{answer}");
+    }
+    // The denied hits of a fixed window count, so it is full.
+    let (code, max_cost, answer) = check("window", 5);
+    assert_eq!((code, max_cost), (429, None), "{answer}");
+    assert_eq!(header(&answer, "RateLimit-Max-Cost"), None, "{answer}");
+    assert!(header(&answer, "Retry-After").is_some(), "{answer}");
+    assert_eq!(check("bucket", 7).0, 200);
 }
 
 #[tokio::test]

@@ -43,6 +43,9 @@ const FOREIGN_WORDS: &[ForeignWords] = &[
         keyword: "unit",
         words: &[
             "seconds",
+            "minutes",
+            "hours",
+            "days",
             "timewindow",
             "window",
             "windowsize",
@@ -278,13 +281,13 @@ pub(super) fn number_hint(text: &str) -> Option<String> {
 pub(super) fn syntax_hint(error: &str, line: &str) -> &'static str {
     let before_comment = line.split(" #").next().unwrap_or(line);
     let value = before_comment.split_once(": ").map_or("", |(_, value)| value.trim());
-    if error.contains("tab") {
+    if error.contains("a tab") || error.contains("tabs ") {
         "; indent with spaces"
     } else if value.starts_with(['*', '&', '@', '`', '%', '!', '|', '>']) && !error.contains("indentation") {
         "; a text that begins with such a character needs quotes: \"*.example.com\""
     } else if error.contains("unknown anchor") || error.contains("anchor or alias") {
         "; * refers to an anchor (&) of the same file; a text that begins with * needs quotes"
-    } else if value.contains(": ") {
+    } else if value.contains(": ") && !value.starts_with(['{', '[', '"', '\'']) {
         "; a text with a colon and a space needs quotes"
     } else if error.contains("mapping values") || error.contains("did not find expected key") {
         "; check the indentation, and the space after the colon of each key, here and in the line before"
