@@ -79,7 +79,7 @@ pub struct Status {
     pub next: Micros,
     /// Time until the same cost would be allowed, if it is denied; `None` if it never would.
     pub retry_after: Option<Micros>,
-    /// Whether the cost is denied because it is above what the limit can ever allow.
+    /// Whether the cost is denied because it is above the largest cost that the limit can allow.
     pub never_fits: bool,
     /// Time that an allowed request must wait before it continues.
     pub delay: Micros,

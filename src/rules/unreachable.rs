@@ -7,7 +7,7 @@ use super::{
     spec::Descriptor,
 };
 
-/// Warns about a pattern whose values an earlier pattern matches.
+/// Warns about a pattern after another that matches all of its values.
 pub(super) fn warn_about_pattern(pattern: &str, earlier: &str, location: Location, diagnostics: &mut Diagnostics<'_>) {
     let message = format!(
         "the pattern {pattern:?} is never reached: the pattern {earlier:?} comes first and matches all of its values; \

@@ -246,7 +246,7 @@ fn visible_paths(directory: &Path) -> Vec<PathBuf> {
     paths
 }
 
-/// Returns the end of the message about a directory without rule files: what it contains.
+/// Returns the end of the message about a directory without rule files: the names of its contents.
 fn other_names(directory: &Path) -> String {
     let mut names = Vec::new();
     for path in visible_paths(directory).iter().take(MAX_NAMES) {

@@ -13,7 +13,7 @@ use super::schema;
 /// Maximum length of a value in a message, in characters.
 const MAX_VALUE: usize = 64;
 
-/// Returns a message about the value that `error` rejects; `None` if the error is about something else.
+/// Returns a message about the value that `error` rejects; `None` for other errors.
 pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
     let key = match error {
         ConfigError::Type { key: Some(key), .. } | ConfigError::At { key: Some(key), .. } => key,
@@ -59,7 +59,7 @@ pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Returns what an address must be.
+/// Returns the form of an address.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         let (rule, hint) = address_rule(text, SocketAddr::from(([0, 0, 0, 0], 8081)));
@@ -67,7 +67,7 @@ pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// Returns what an address to listen on must be, and a hint with the address that `text` probably means.
+/// Returns the form of an address to listen on, and a hint with the address that `text` probably means.
 fn address_rule(text: &str, default: SocketAddr) -> (String, String) {
     let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
     let suggestion = if let Ok(host) = text.parse::<IpAddr>() {
@@ -141,7 +141,7 @@ fn resolve<'s>(root: &'s Value, key: &str) -> Option<&'s Value> {
     for name in key.split('.') {
         node = definition(root, node)["properties"].get(name)?;
     }
-    // A `$ref` has its default beside it.
+    // The default of a setting is in the same object as its `$ref`.
     let definition = definition(root, node);
     Some(if choices(definition).is_some() { definition } else { node })
 }

@@ -227,7 +227,7 @@ pub enum SettingsError {
         key: String,
         /// The file, or the environment.
         origin: String,
-        /// What to set in its place, such as the most similar setting; can be empty.
+        /// A hint to the setting that is probably meant; can be empty.
         hint: String,
     },
     /// A file or a value cannot be read.

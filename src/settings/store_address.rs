@@ -25,7 +25,7 @@ pub(super) fn is_address(text: &str) -> bool {
     text.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_letter))
 }
 
-/// Returns the end of a message about an invalid address, without any part of it that could be a password.
+/// Returns the end of a message about an invalid address, without its credentials.
 pub(super) fn hint(text: &str) -> String {
     let suggestion = match text.split_once("://") {
         Some((scheme, _)) => scheme_of(scheme).map(|scheme| format!("{scheme}://…")),

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-/// Names that other programs have, without `_` and `-`, and what to set here.
+/// Names in other programs, without `_` and `-`, and the setting to use.
 const HINTS: &[(&[&str], &str)] = &[
     (
         &[
@@ -80,7 +80,7 @@ const HINTS: &[(&[&str], &str)] = &[
     ),
 ];
 
-/// Returns the end of a message about an unknown setting: what to set in its place.
+/// Returns the end of a message about an unknown setting: the setting to use.
 pub(super) fn hint(key: &str, known: &BTreeSet<String>) -> String {
     if let Some(hint) = known_mistake(key) {
         return format!("; {hint}");
@@ -91,7 +91,7 @@ pub(super) fn hint(key: &str, known: &BTreeSet<String>) -> String {
     }
 }
 
-/// Returns what to set in place of a name that another program has.
+/// Returns the setting to use in place of a name of another program.
 pub(super) fn known_mistake(key: &str) -> Option<&'static str> {
     let simple = key.replace(['_', '-'], "").to_ascii_lowercase();
     let (_, hint) = HINTS.iter().find(|(names, _)| names.contains(&simple.as_str()))?;

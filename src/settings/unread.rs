@@ -68,7 +68,7 @@ fn words_of(name: &str) -> Option<String> {
     Some(words.join("_").to_ascii_lowercase())
 }
 
-/// Returns what to set in place of a variable such as `SLUICEGATE_REDIS_URL` or `SLUICEGATE_LOG_LEVEL`.
+/// Returns the setting to use in place of a variable such as `SLUICEGATE_REDIS_URL` or `SLUICEGATE_LOG_LEVEL`.
 fn mistake_in(words: &str) -> Option<&'static str> {
     // Kubernetes sets such a variable for each Service.
     if words == "port" || words.ends_with("_port") {
@@ -78,8 +78,8 @@ fn mistake_in(words: &str) -> Option<&'static str> {
     unknown::known_mistake(words).or_else(|| unknown::known_mistake(&section))
 }
 
-/// Returns a warning for each section whose settings differ from the defaults, although the setting that enables the
-/// section is missing.
+/// Returns a warning for each section with settings that differ from the defaults, although the setting that enables
+/// the section is missing.
 fn without_effect(settings: &Settings) -> Vec<String> {
     let is_memory = settings.store == "memory";
     let has_collector = settings.telemetry.otlp.metrics || settings.telemetry.otlp.traces;

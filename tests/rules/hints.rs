@@ -1,4 +1,4 @@
-//! What `check` says about frequent mistakes in rule files: each message contains what to write.
+//! Messages about frequent mistakes in rule files: each one contains the correct form.
 
 use sluicegate::rules::{Entry, Lookup, Options, Severity, SourceFile, compile};
 
@@ -127,7 +127,7 @@ fn an_invalid_value_names_the_one_that_is_probably_meant() {
     ] {
         let found = diagnostics(&descriptor(&["key: k", &format!("rate_limit: {{{limit}}}")]));
         let [found] = found.as_slice() else { panic!("{limit}: {found:#?}") };
-        // The list of units or algorithms is left out of `expected`.
+        // `expected` does not contain the list of units or algorithms.
         let (start, end) = expected.split_once("; ").unwrap_or((expected, ""));
         let start =
             start.trim_end_matches("not one of ").replace(" a whole number,", " a whole number from 0 to 4294967295,");

@@ -2,7 +2,7 @@
 
 /// Candidate rules: evaluation, promotion and rollback.
 mod candidates;
-/// What diagnostics say about frequent mistakes in rule files.
+/// Messages about frequent mistakes in rule files.
 mod hints;
 /// Rules that change while they are in use.
 mod reload;

@@ -51,9 +51,9 @@ impl RuleSet {
     /// Returns the first pattern below `parent` that matches every value of `pattern`.
     ///
     /// This is exact. In a value, `*` is a character that no part of a pattern contains, so a pattern that matches the
-    /// text of `pattern` matches it whatever its `*` stand for. Conversely, a pattern that does not match the text does
-    /// not match the value with another character in place of each `*`, if no pattern contains this character. Several
-    /// patterns together therefore match no more of the values than one of them.
+    /// text of `pattern` matches it with any text in place of each `*`. Conversely, a pattern that does not match the
+    /// text does not match the value with another character in place of each `*`, if no pattern contains this
+    /// character. Several patterns together therefore match no more of the values than one of them.
     pub(in crate::rules) fn covering_pattern(&self, parent: u32, key: &str, pattern: &str) -> Option<&str> {
         let wildcards = self.group(parent, key)?.1.wildcards.as_ref()?;
         if wildcards.len() > MAX_COVERING_PATTERNS {

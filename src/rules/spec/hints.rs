@@ -1,5 +1,5 @@
 //! Hints about frequent mistakes: keywords of other systems, other spellings of values, and values that look like
-//! something that rules do not have.
+//! regular expressions or networks.
 
 use super::keywords::{DESCRIPTOR, MapSchema, PLANS, RATE_LIMIT, ROOT};
 use crate::rules::{diagnostic::Location, limit::Unit};
@@ -10,13 +10,13 @@ struct ForeignWords {
     map: &'static MapSchema,
     /// Our keyword.
     keyword: &'static str,
-    /// The other words, without `_` and `-` and in lower case.
+    /// The keywords of other systems, without `_` and `-` and in lower case.
     words: &'static [&'static str],
-    /// What to write, if it is more than another keyword.
+    /// The correct form, if it is more than another keyword.
     form: &'static str,
 }
 
-/// Words of Envoy, Envoy Gateway, Limitador, Kong, APISIX, nginx and Kubernetes.
+/// Keywords of Envoy, Envoy Gateway, Limitador, Kong, APISIX, nginx and Kubernetes.
 const FOREIGN_WORDS: &[ForeignWords] = &[
     ForeignWords {
         map: &RATE_LIMIT,
@@ -117,11 +117,11 @@ const FOREIGN_WORDS: &[ForeignWords] = &[
 /// A keyword to use in place of an unknown one.
 pub(super) struct Suggestion {
     pub(super) keyword: &'static str,
-    /// What to write, if it is more than another keyword; can be empty.
+    /// The correct form, if it is more than another keyword; can be empty.
     pub(super) form: String,
 }
 
-/// Returns the keyword of the map that an unknown key means: the same word in another spelling, or a word of another
+/// Returns the keyword of the map that an unknown key means: the same keyword in another spelling, or that of another
 /// system. `value` is the text of the key's value, if it is a scalar.
 pub(super) fn translate(key: &str, value: Option<&str>, map: &MapSchema) -> Option<Suggestion> {
     let simple = simplified(key);
@@ -217,7 +217,7 @@ fn unit_of(word: &str) -> Option<Unit> {
     Some(unit)
 }
 
-/// Returns what to write in place of an invalid unit: `minute` for `mins`, and a multiplier for `5m`.
+/// Returns the correct form of an invalid unit: `minute` for `mins`, and a multiplier for `5m`.
 pub(super) fn unit_hint(text: &str) -> Option<String> {
     let text = text.trim();
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
@@ -235,7 +235,7 @@ pub(super) fn unit_hint(text: &str) -> Option<String> {
     Some(format!("did you mean {nearest}?"))
 }
 
-/// Returns the map for a limit in words, such as `100/minute`, `100 per minute`, `10r/s` or `5/10m`.
+/// Returns the map for a limit in another form, such as `100/minute`, `100 per minute`, `10r/s` or `5/10m`.
 pub(super) fn limit_in_words(text: &str) -> Option<String> {
     if text == "unlimited" {
         return Some("{ unlimited: true }".to_owned());
@@ -261,7 +261,7 @@ pub(super) fn limit_in_words(text: &str) -> Option<String> {
     }
 }
 
-/// Returns what to write in place of a number such as `10k`, `10,000`, `-1` or `unlimited`.
+/// Returns the correct form of a number such as `10k`, `10,000`, `-1` or `unlimited`.
 pub(super) fn number_hint(text: &str) -> Option<String> {
     let text = text.trim().to_ascii_lowercase();
     if matches!(text.as_str(), "-1" | "unlimited" | "none" | "inf" | "infinite" | "infinity" | ".inf") {
@@ -296,7 +296,7 @@ pub(super) fn syntax_hint(error: &str, line: &str) -> &'static str {
     }
 }
 
-/// Returns the locations of keys whose value begins with `#`, which is a comment: `value: #free`.
+/// Returns the locations of keys with a comment in place of the value: `value: #free`.
 pub(super) fn commented_values(text: &str) -> Vec<Location> {
     let mut locations = Vec::new();
     if !text.contains(": #") {

@@ -6,9 +6,8 @@ pub(super) mod hints;
 pub(super) mod keywords;
 mod plans;
 mod rate_limit;
+mod scalars;
 mod sharing;
-
-use std::borrow::Cow;
 
 pub(super) use plans::Plans;
 pub(super) use rate_limit::{RateLimit, ReplacedLimit};
@@ -16,6 +15,7 @@ pub(super) use rate_limit::{RateLimit, ReplacedLimit};
 use self::{
     hints::Suggestion,
     keywords::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, MapSchema, RATE_LIMIT, ROOT},
+    scalars::{actual, short},
 };
 use super::{
     compile::Options,
@@ -270,7 +270,7 @@ impl<'r, 'p> Reader<'r, 'p> {
             self.diagnostics.error(location, message);
             return;
         }
-        // A keyword of another map that is also a word of another system: `limit: 5`, but `limit: { … }`.
+        // A keyword of another map that another system has in this map: `limit: 5`, but `limit: { … }`.
         let is_word = place.is_none() || scalar.is_none();
         let translated = hints::translate(key, scalar, known).filter(|_| is_word);
         let hint = if let Some(Suggestion { keyword, form }) = translated {
@@ -484,82 +484,6 @@ impl<'r, 'p> Reader<'r, 'p> {
         keys
     }
 
-    /// Reads a scalar as text. A missing value is an empty text.
-    fn text(&mut self, name: &str, node: &Yaml) -> Option<String> {
-        match &node.kind {
-            Kind::Null => Some(String::new()),
-            Kind::Scalar { text, .. } => Some(text.clone()),
-            Kind::List(_) | Kind::Map(_) => {
-                let several = if name == "value" { "; several values need a descriptor each" } else { "" };
-                let message = format!(
-                    "{name} must be a scalar, not {}; a text that begins with [ or {{ needs quotes{several}",
-                    node.describe()
-                );
-                self.diagnostics.error(node.location, message);
-                None
-            }
-        }
-    }
-
-    /// Reads a number such as `1e3` or `1.5`, without its fraction, as envoyproxy/ratelimit does.
-    fn truncated(&mut self, name: &str, text: &str, location: Location) -> Option<u32> {
-        let number = decimal_number(text)?;
-        let whole = number.trunc() as u32;
-        if number.fract() != 0.0 {
-            self.diagnostics.warning(location, format!("{name} {text} is read as {whole}, without its fraction"));
-        }
-        Some(whole)
-    }
-
-    /// Reads a number. A missing value is 0, as in envoyproxy/ratelimit.
-    fn number(&mut self, name: &str, node: &Yaml) -> Option<u32> {
-        let parsed = match &node.kind {
-            Kind::Null => {
-                let denies = matches!(name, "requests_per_unit" | "limit" | "ceiling");
-                let effect = if denies { ", which denies every request" } else { "" };
-                self.diagnostics.warning(node.location, format!("{name} is empty and read as 0{effect}"));
-                Some(0)
-            }
-            Kind::Scalar { text, plain: true } => {
-                let parsed = whole_number(text).or_else(|| self.truncated(name, text, node.location));
-                if let Some(number) =
-                    parsed.filter(|number| octal_number(text).is_some_and(|octal| octal != Some(*number)))
-                {
-                    let message = format!(
-                        "{name} {text} is read as {number}; envoyproxy/ratelimit reads numbers with a leading zero as \
-                         octal, so write {number} without it, or 0o and the octal digits"
-                    );
-                    self.diagnostics.warning(node.location, message);
-                }
-                parsed
-            }
-            Kind::Scalar { plain: false, .. } | Kind::List(_) | Kind::Map(_) => None,
-        };
-        if parsed.is_none() {
-            let hint = node.scalar().filter(|(_, plain)| *plain).and_then(|(text, _)| hints::number_hint(text));
-            let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
-            let message = format!("{name} must be a whole number from 0 to {}{}{hint}", u32::MAX, actual(node));
-            self.diagnostics.error(node.location, message);
-        }
-        parsed
-    }
-
-    /// Reads a boolean in any spelling of YAML 1.1, as envoyproxy/ratelimit does.
-    fn boolean(&mut self, name: &str, node: &Yaml) -> bool {
-        if let Kind::Null = node.kind {
-            return false;
-        }
-        if let Some((text, true)) = node.scalar() {
-            match text.to_ascii_lowercase().as_str() {
-                "true" | "yes" | "on" | "y" => return true,
-                "false" | "no" | "off" | "n" => return false,
-                _ => {}
-            }
-        }
-        self.diagnostics.error(node.location, format!("{name} must be true or false{}", actual(node)));
-        false
-    }
-
     fn metadata(&mut self, node: &Yaml) -> Option<Metadata> {
         match Metadata::from_yaml(node) {
             Metadata::Null => None,
@@ -572,176 +496,5 @@ impl<'r, 'p> Reader<'r, 'p> {
     }
 }
 
-/// Parses a whole number in the forms that envoyproxy/ratelimit reads, except that a leading zero does not mean octal.
-fn whole_number(text: &str) -> Option<u32> {
-    let text = text.replace('_', "");
-    let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
-    let (radix, digits) = match digits.split_at_checked(2) {
-        Some(("0x" | "0X", digits)) => (16, digits),
-        Some(("0o" | "0O", digits)) => (8, digits),
-        Some(("0b" | "0B", digits)) => (2, digits),
-        _ => (10, digits),
-    };
-    // `from_str_radix` accepts a second sign.
-    if digits.starts_with(['+', '-']) {
-        return None;
-    }
-    let number = u32::from_str_radix(digits, radix).ok()?;
-    (number == 0 || !text.starts_with('-')).then_some(number)
-}
-
-/// Parses a decimal number such as `1e3` or `1.0`. Returns `None` if it is negative, or not below 2³².
-fn decimal_number(text: &str) -> Option<f64> {
-    let text = text.replace('_', "");
-    let is_decimal = |letter: u8| letter.is_ascii_digit() || matches!(letter, b'+' | b'-' | b'.' | b'e' | b'E');
-    if !text.bytes().all(is_decimal) {
-        return None;
-    }
-    let number: f64 = text.parse().ok()?;
-    (0.0..=f64::from(u32::MAX)).contains(&number.trunc()).then_some(number)
-}
-
-/// Returns the value of a number with a leading zero in octal, `Some(None)` if it is not octal, and `None` if there is no
-/// leading zero.
-fn octal_number(text: &str) -> Option<Option<u32>> {
-    let text = text.replace('_', "");
-    let digits = text.strip_prefix(['+', '-']).unwrap_or(&text).strip_prefix('0')?;
-    let is_decimal = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-    is_decimal.then(|| u32::from_str_radix(digits, 8).ok())
-}
-
-/// Returns the end of a message that states the actual value: `, not …`.
-fn actual(node: &Yaml) -> String {
-    match &node.kind {
-        // A scalar without quotes can have several lines.
-        Kind::Scalar { text, plain: true } if !text.contains(char::is_control) => format!(", not {}", short(text)),
-        Kind::Scalar { text, .. } => format!(", not the text {:?}", short(text)),
-        Kind::Null | Kind::List(_) | Kind::Map(_) => format!(", not {}", node.describe()),
-    }
-}
-
-/// Returns the beginning of a text that can be very long.
-fn short(text: &str) -> Cow<'_, str> {
-    const MAX_CHARS: usize = 80;
-    match text.char_indices().nth(MAX_CHARS) {
-        Some((end, _)) => format!("{}…", &text[..end]).into(),
-        None => text.into(),
-    }
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::rules::{Rule, SourceFile, compile};
-
-    /// Compiles a descriptor with these keywords and returns its rule, if it has a limit, or the errors.
-    fn read_descriptor(keywords: &str) -> Result<Option<Rule>, Vec<String>> {
-        let text = format!("domain: d\ndescriptors: [{{key: k, {keywords}}}]");
-        match compile(&[SourceFile { name: "d.yaml".into(), text }], Options::default()) {
-            Ok((set, _)) => Ok(set.rules().first().cloned()),
-            Err(diagnostics) => Err(diagnostics.iter().map(ToString::to_string).collect()),
-        }
-    }
-
-    /// Returns the only error of a descriptor with these keywords.
-    fn only_error(keywords: &str) -> String {
-        let mut errors = read_descriptor(keywords).err().unwrap_or_default();
-        assert_eq!(errors.len(), 1, "{keywords}: {errors:?}");
-        errors.remove(0)
-    }
-
-    #[test]
-    fn booleans_have_the_spellings_of_yaml_1_1() {
-        for (text, expected) in [
-            ("true", true),
-            ("YES", true),
-            ("On", true),
-            ("y", true),
-            ("false", false),
-            ("NO", false),
-            ("Off", false),
-            ("n", false),
-            ("~", false),
-        ] {
-            let keywords = format!("shadow_mode: {text}, rate_limit: {{unit: day, requests_per_unit: 1}}");
-            assert_eq!(read_descriptor(&keywords).unwrap().unwrap().shadow_mode, expected, "{text}");
-        }
-        assert!(only_error("shadow_mode: 'no'").ends_with("shadow_mode must be true or false, not the text \"no\""));
-    }
-
-    #[test]
-    fn metadata_is_a_map_or_missing() {
-        let of_rule = |metadata: &str| {
-            let keywords = format!("metadata: {metadata}, rate_limit: {{unit: day, requests_per_unit: 1}}");
-            read_descriptor(&keywords).map(|rule| rule.unwrap().metadata)
-        };
-        assert_eq!(of_rule("~"), Ok(None));
-        assert!(matches!(of_rule("{a: 1}"), Ok(Some(Metadata::Map(_)))));
-        assert_eq!(of_rule("[a]"), Err(vec!["d.yaml:2:34: metadata must be a map, not a list".to_owned()]));
-    }
-
-    #[test]
-    fn the_nearest_keyword_is_only_suggested_if_it_is_similar() {
-        assert!(only_error("valeu: x").ends_with("unknown key \"valeu\"; did you mean value?"));
-        for unknown in ["zzz", "frobnicate"] {
-            let expected = format!("unknown key {unknown:?}; keys allowed here: key, value, rate_limit, ");
-            assert!(only_error(&format!("{unknown}: x")).contains(&expected), "{unknown}");
-        }
-    }
-
-    #[test]
-    fn keywords_that_are_not_allowed_together_have_no_further_errors() {
-        for (limit, expected) in [
-            ("capacity: 10, limit: 5, consistency: leased", "limit cannot be combined with capacity; "),
-            (
-                "algorithm: gcra, unit: day, requests_per_unit: 9, queue: 2, burst: 0",
-                "queue is not supported by algorithm gcra, only by leaky_bucket",
-            ),
-        ] {
-            let error = only_error(&format!("rate_limit: {{{limit}}}"));
-            assert!(error.contains(expected), "{limit}: {error}");
-        }
-    }
-
-    #[test]
-    fn names_in_a_map_are_unique_and_not_empty() {
-        for (classes, expected) in [
-            ("{a: 1, a: 2}", "duplicate key \"a\""),
-            ("{'': 1}", "the keys of reserve must be non-empty names, not a scalar"),
-            ("{[a]: 1}", "the keys of reserve must be non-empty names, not a list"),
-        ] {
-            let error = only_error(&format!("rate_limit: {{capacity: 10, class: c, reserve: {classes}}}"));
-            assert!(error.ends_with(expected), "{classes}: {error}");
-        }
-    }
-
-    #[test]
-    fn a_consistency_that_the_limit_does_not_support_is_rejected() {
-        for (limit, consistency, expected) in [
-            ("unit: day, requests_per_unit: 9", "exact", None),
-            ("unit: day, requests_per_unit: 9", "leased", None),
-            ("unit: day, requests_per_unit: 9", "eventual", None),
-            ("algorithm: gcra, unit: day, requests_per_unit: 9", "eventual", None),
-            ("algorithm: concurrency, limit: 9", "exact", None),
-            ("algorithm: concurrency, limit: 9", "leased", Some("leased is not supported by concurrency")),
-            ("algorithm: concurrency, limit: 9", "eventual", Some("eventual cannot be combined with concurrency")),
-            ("capacity: 9/s, class: c, reserve: {a: 1}", "leased", Some("leased is not supported by shares")),
-            ("capacity: 9/s, class: c, reserve: {a: 1}", "eventual", Some("eventual cannot be combined with shares")),
-            (
-                "unit: day, requests_per_unit: 9, elastic: {resource: db, up_to: 200%}",
-                "leased",
-                Some("leased cannot be combined with elastic"),
-            ),
-        ] {
-            let keywords = format!("rate_limit: {{{limit}, consistency: {consistency}}}");
-            match expected {
-                Some(expected) => assert!(only_error(&keywords).contains(expected), "{keywords}"),
-                None => assert_eq!(
-                    read_descriptor(&keywords).unwrap().unwrap().consistency.name(),
-                    consistency,
-                    "{keywords}"
-                ),
-            }
-        }
-    }
-}
+mod tests;

@@ -1,0 +1,113 @@
+//! Tests of the reader of rule files.
+
+use super::*;
+use crate::rules::{Rule, SourceFile, compile};
+
+/// Compiles a descriptor with these keywords and returns its rule, if it has a limit, or the errors.
+fn read_descriptor(keywords: &str) -> Result<Option<Rule>, Vec<String>> {
+    let text = format!("domain: d\ndescriptors: [{{key: k, {keywords}}}]");
+    match compile(&[SourceFile { name: "d.yaml".into(), text }], Options::default()) {
+        Ok((set, _)) => Ok(set.rules().first().cloned()),
+        Err(diagnostics) => Err(diagnostics.iter().map(ToString::to_string).collect()),
+    }
+}
+
+/// Returns the only error of a descriptor with these keywords.
+fn only_error(keywords: &str) -> String {
+    let mut errors = read_descriptor(keywords).err().unwrap_or_default();
+    assert_eq!(errors.len(), 1, "{keywords}: {errors:?}");
+    errors.remove(0)
+}
+
+#[test]
+fn booleans_have_the_spellings_of_yaml_1_1() {
+    for (text, expected) in [
+        ("true", true),
+        ("YES", true),
+        ("On", true),
+        ("y", true),
+        ("false", false),
+        ("NO", false),
+        ("Off", false),
+        ("n", false),
+        ("~", false),
+    ] {
+        let keywords = format!("shadow_mode: {text}, rate_limit: {{unit: day, requests_per_unit: 1}}");
+        assert_eq!(read_descriptor(&keywords).unwrap().unwrap().shadow_mode, expected, "{text}");
+    }
+    assert!(only_error("shadow_mode: 'no'").ends_with("shadow_mode must be true or false, not the text \"no\""));
+}
+
+#[test]
+fn metadata_is_a_map_or_missing() {
+    let of_rule = |metadata: &str| {
+        let keywords = format!("metadata: {metadata}, rate_limit: {{unit: day, requests_per_unit: 1}}");
+        read_descriptor(&keywords).map(|rule| rule.unwrap().metadata)
+    };
+    assert_eq!(of_rule("~"), Ok(None));
+    assert!(matches!(of_rule("{a: 1}"), Ok(Some(Metadata::Map(_)))));
+    assert_eq!(of_rule("[a]"), Err(vec!["d.yaml:2:34: metadata must be a map, not a list".to_owned()]));
+}
+
+#[test]
+fn the_nearest_keyword_is_only_suggested_if_it_is_similar() {
+    assert!(only_error("valeu: x").ends_with("unknown key \"valeu\"; did you mean value?"));
+    for unknown in ["zzz", "frobnicate"] {
+        let expected = format!("unknown key {unknown:?}; keys allowed here: key, value, rate_limit, ");
+        assert!(only_error(&format!("{unknown}: x")).contains(&expected), "{unknown}");
+    }
+}
+
+#[test]
+fn keywords_that_are_not_allowed_together_have_no_further_errors() {
+    for (limit, expected) in [
+        ("capacity: 10, limit: 5, consistency: leased", "limit cannot be combined with capacity; "),
+        (
+            "algorithm: gcra, unit: day, requests_per_unit: 9, queue: 2, burst: 0",
+            "queue is not supported by algorithm gcra, only by leaky_bucket",
+        ),
+    ] {
+        let error = only_error(&format!("rate_limit: {{{limit}}}"));
+        assert!(error.contains(expected), "{limit}: {error}");
+    }
+}
+
+#[test]
+fn names_in_a_map_are_unique_and_not_empty() {
+    for (classes, expected) in [
+        ("{a: 1, a: 2}", "duplicate key \"a\""),
+        ("{'': 1}", "the keys of reserve must be non-empty names, not a scalar"),
+        ("{[a]: 1}", "the keys of reserve must be non-empty names, not a list"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{capacity: 10, class: c, reserve: {classes}}}"));
+        assert!(error.ends_with(expected), "{classes}: {error}");
+    }
+}
+
+#[test]
+fn a_consistency_that_the_limit_does_not_support_is_rejected() {
+    for (limit, consistency, expected) in [
+        ("unit: day, requests_per_unit: 9", "exact", None),
+        ("unit: day, requests_per_unit: 9", "leased", None),
+        ("unit: day, requests_per_unit: 9", "eventual", None),
+        ("algorithm: gcra, unit: day, requests_per_unit: 9", "eventual", None),
+        ("algorithm: concurrency, limit: 9", "exact", None),
+        ("algorithm: concurrency, limit: 9", "leased", Some("leased is not supported by concurrency")),
+        ("algorithm: concurrency, limit: 9", "eventual", Some("eventual cannot be combined with concurrency")),
+        ("capacity: 9/s, class: c, reserve: {a: 1}", "leased", Some("leased is not supported by shares")),
+        ("capacity: 9/s, class: c, reserve: {a: 1}", "eventual", Some("eventual cannot be combined with shares")),
+        (
+            "unit: day, requests_per_unit: 9, elastic: {resource: db, up_to: 200%}",
+            "leased",
+            Some("leased cannot be combined with elastic"),
+        ),
+    ] {
+        let keywords = format!("rate_limit: {{{limit}, consistency: {consistency}}}");
+        match expected {
+            Some(expected) => assert!(only_error(&keywords).contains(expected), "{keywords}"),
+            None => {
+                assert_eq!(read_descriptor(&keywords).unwrap().unwrap().consistency.name(), consistency, "{keywords}")
+            }
+        }
+    }
+}
