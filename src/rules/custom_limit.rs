@@ -1,12 +1,14 @@
 //! [`CustomLimit`]: a limit outside of a rule, which an operator's override gives to one entity.
 
+use std::borrow::Cow;
+
 use super::{
     compile::Options,
     diagnostic::{Diagnostic, Diagnostics},
     limit::{FailurePolicy, Limit, Unit},
     spec,
 };
-use crate::algorithm::Consistency;
+use crate::algorithm::{Algorithm, Consistency};
 
 /// A limit that applies to a descriptor in place of its rule's limit.
 #[derive(Clone, Debug)]
@@ -40,8 +42,8 @@ pub(super) const BLOCKED: &str = "blocked";
 pub(super) const UNLIMITED: &str = "unlimited";
 
 impl CustomLimit {
-    /// Reads a map with the keywords of `rate_limit`, such as `{unit: minute, requests_per_unit: 500}`, or one of the
-    /// short forms `500/minute`, `unlimited` and `blocked`.
+    /// Reads a map with the keywords of `rate_limit`, such as `{unit: minute, requests_per_unit: 500}`, one of the
+    /// short forms `500/minute`, `unlimited` and `blocked`, or the text of a limit, such as `500 per 15 minutes`.
     ///
     /// # Errors
     ///
@@ -49,10 +51,19 @@ impl CustomLimit {
     pub fn read(text: &str, options: Options) -> Result<Self, Vec<Diagnostic>> {
         let mut list = Vec::new();
         let mut diagnostics = Diagnostics::new("limit", &mut list);
-        let custom_limit = spec::read_custom_limit(text, options, &mut diagnostics);
+        let custom_limit = spec::read_custom_limit(&Self::stored_form(text), options, &mut diagnostics);
         diagnostics.sort();
         // Warnings are treated as errors, because a successful call has no way to report them.
         custom_limit.filter(|_| list.is_empty()).ok_or(list)
+    }
+
+    /// Returns the stored form of a printed limit: `500/minute`, or the keywords of `rate_limit`. Returns other texts
+    /// unchanged.
+    ///
+    /// Version 0.1.0 cannot read the printed forms, and may share the store.
+    #[must_use]
+    pub fn stored_form(text: &str) -> Cow<'_, str> {
+        PrintedLimit::parse(text).map_or(Cow::Borrowed(text), |limit| Cow::Owned(limit.stored_form()))
     }
 
     pub(super) const fn with_allowance(allowance: Allowance) -> Self {
@@ -63,12 +74,94 @@ impl CustomLimit {
 /// Parses the short form `500/minute` into a number of requests and a unit.
 pub(super) fn parse_shorthand(text: &str) -> Option<(u32, Unit)> {
     let (requests, unit) = text.split_once('/')?;
-    Some((requests.trim().replace('_', "").parse().ok()?, Unit::from_name(unit.trim())?))
+    Some((parse_number(requests)?, Unit::from_name(unit.trim())?))
+}
+
+/// Parses a number with or without separators of thousands.
+fn parse_number(text: &str) -> Option<u32> {
+    let digits: String = text.trim().chars().filter(|letter| !THOUSANDS.contains(letter)).collect();
+    digits.parse().ok()
+}
+
+/// Separators of thousands: `_` of rule files, a comma, and the spaces that do not break a line.
+const THOUSANDS: [char; 4] = ['_', ',', '\u{a0}', '\u{202f}'];
+
+/// A limit in the form that [`Limit`]'s `Display` writes, such as `500 per 15 minutes, gcra`.
+struct PrintedLimit<'t> {
+    requests: u32,
+    measure: PrintedMeasure<'t>,
+    algorithm: &'t str,
+}
+
+enum PrintedMeasure<'t> {
+    Rate { unit: Unit, multiplier: u32 },
+    InFlight { hold: Option<&'t str> },
+}
+
+impl<'t> PrintedLimit<'t> {
+    fn parse(text: &'t str) -> Option<Self> {
+        let mut parts = text.trim().split(", ");
+        let quantity = parts.next()?;
+        let (requests, mut measure) = match quantity.split_once(" per ") {
+            Some((requests, window)) => (requests, parse_window(window)?),
+            None => (quantity.strip_suffix(" in flight")?, PrintedMeasure::InFlight { hold: None }),
+        };
+        let requests = parse_number(requests)?;
+        let mut algorithm = match measure {
+            PrintedMeasure::Rate { .. } => Algorithm::DEFAULT.name,
+            PrintedMeasure::InFlight { .. } => "concurrency",
+        };
+        for part in parts {
+            match (part.strip_prefix("each for at most "), &mut measure) {
+                (Some(time), PrintedMeasure::InFlight { hold }) if is_duration(time) => *hold = Some(time),
+                _ => algorithm = Algorithm::named().find(|kind| kind.name == part)?.name,
+            }
+        }
+        Some(Self { requests, measure, algorithm })
+    }
+
+    fn stored_form(&self) -> String {
+        let Self { requests, algorithm, .. } = self;
+        match &self.measure {
+            PrintedMeasure::Rate { unit, multiplier: 1 } if *algorithm == Algorithm::DEFAULT.name => {
+                format!("{requests}/{}", unit.name())
+            }
+            PrintedMeasure::Rate { unit, multiplier } => {
+                let unit = unit.name();
+                let window = format!("unit: {unit}, unit_multiplier: {multiplier}");
+                format!("{{{window}, requests_per_unit: {requests}, algorithm: {algorithm}}}")
+            }
+            PrintedMeasure::InFlight { hold } => {
+                let hold = hold.map_or_else(String::new, |hold| format!(", hold: {hold}"));
+                format!("{{algorithm: {algorithm}, limit: {requests}{hold}}}")
+            }
+        }
+    }
+}
+
+/// Parses `minute` or `15 minutes`.
+fn parse_window<'t>(window: &str) -> Option<PrintedMeasure<'t>> {
+    let Some((multiplier, unit)) = window.trim().split_once(' ') else {
+        return Some(PrintedMeasure::Rate { unit: Unit::from_name(window.trim())?, multiplier: 1 });
+    };
+    let unit = unit.trim();
+    let unit = Unit::from_name(unit.strip_suffix('s').unwrap_or(unit))?;
+    Some(PrintedMeasure::Rate { unit, multiplier: parse_number(multiplier)? })
+}
+
+fn is_duration(text: &str) -> bool {
+    humantime::parse_duration(text).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+    use crate::{
+        algorithm::{LimitSpec, Micros},
+        rules::Measure,
+    };
 
     fn read(text: &str) -> Result<CustomLimit, String> {
         CustomLimit::read(text, Options::default())
@@ -83,6 +176,11 @@ mod tests {
             ("{unit: minute, requests_per_unit: 7, algorithm: token_bucket, burst: 20}", 7, "token_bucket"),
             ("{algorithm: concurrency, limit: 3}", 3, "concurrency"),
             ("unit: day\nrequests_per_unit: 0\n", 0, "fixed_window"),
+            ("100,000/minute", 100_000, "fixed_window"),
+            ("500 per minute", 500, "fixed_window"),
+            ("1,000 per 15 minutes", 1_000, "fixed_window"),
+            ("7 per hour, gcra", 7, "gcra"),
+            ("5 in flight, each for at most 1m 30s, concurrency", 5, "concurrency"),
         ] {
             let limit = read(text).unwrap().limit;
             assert_eq!((limit.requests(), limit.algorithm().name()), (requests, algorithm), "{text}");
@@ -106,6 +204,10 @@ mod tests {
             ("lots", "500/minute"),
             ("500/fortnight", "500/minute"),
             ("-1/minute", "500/minute"),
+            ("500 per fortnight", "500/minute"),
+            ("500 per 0 minutes", "unit_multiplier must be at least 1"),
+            ("500 per minute, no_algorithm", "500/minute"),
+            ("500 per minute, each for at most 1m", "500/minute"),
             ("{unit: minute}", "requests_per_unit"),
             ("{unit: minute, requests_per_unti: 4}", "did you mean requests_per_unit?"),
             (
@@ -121,6 +223,54 @@ mod tests {
         ] {
             let error = read(text).unwrap_err();
             assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_printed_limit_is_stored_in_a_form_that_version_0_1_0_reads() {
+        for (text, expected) in [
+            ("500 per minute", "500/minute"),
+            (
+                "100,000 per 2 days",
+                "{unit: day, unit_multiplier: 2, requests_per_unit: 100000, algorithm: fixed_window}",
+            ),
+            ("5 in flight, each for at most 1m, concurrency", "{algorithm: concurrency, limit: 5, hold: 1m}"),
+            ("500/minute", "500/minute"),
+            ("{unit: day, requests_per_unit: 3}", "{unit: day, requests_per_unit: 3}"),
+            ("blocked", "blocked"),
+        ] {
+            assert_eq!(CustomLimit::stored_form(text), expected);
+        }
+    }
+
+    /// Returns limits that their text describes completely: they have no other keywords than numbers and the algorithm.
+    fn printed_limit() -> impl Strategy<Value = Limit> {
+        let rates = ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"];
+        let rate = (
+            0..=100_000_u32,
+            prop::sample::select(Unit::ALL.to_vec()),
+            1..=50_u32,
+            prop::sample::select(rates.to_vec()),
+        )
+            .prop_filter_map("the algorithm has bounds", |(requests, unit, multiplier, name)| {
+                let kind = Algorithm::named().find(|kind| kind.name == name)?;
+                Limit::from_spec(requests, Measure::Rate { unit, multiplier }, kind, LimitSpec::default()).ok()
+            });
+        let in_flight = (1..=1_000_u32, 1_000..=86_400_000_u64).prop_filter_map("bounds", |(limit, millis)| {
+            let kind = Algorithm::named().find(|kind| kind.name == "concurrency")?;
+            let measure = Measure::InFlight { hold: Micros::new(millis * 1_000) };
+            Limit::from_spec(limit, measure, kind, LimitSpec::default()).ok()
+        });
+        prop_oneof![rate, in_flight]
+    }
+
+    proptest! {
+        #[test]
+        fn the_text_of_a_limit_is_read_as_this_limit(limit in printed_limit()) {
+            let text = limit.to_string();
+            prop_assert_eq!(read(&text).map(|custom_limit| custom_limit.limit.to_string()), Ok(text.clone()));
+            let stored = CustomLimit::stored_form(&text).into_owned();
+            prop_assert_eq!(read(&stored).unwrap().limit, limit, "{}", stored);
         }
     }
 

@@ -11,7 +11,7 @@ use crate::{
         self, CounterPart, CounterState, Micros, Outcomes, Snapshot,
         overrides::{KnownNames, Mode, Origin, RuleSetSlot, Scope, Target},
     },
-    rules::{self, SourceFile},
+    rules::{self, CustomLimit, SourceFile},
     service::{
         admin::AdminError,
         candidates::CandidateError,
@@ -77,9 +77,14 @@ pub(super) fn descriptor(domain: String, entries: Vec<(String, String)>) -> api:
 
 /// Converts a change request. An empty value removes the override.
 pub(super) fn read_change(request: api::ChangeRequest) -> Result<ChangeRequest, Status> {
+    let target = read_target(request.target)?;
+    let mut value = request.value;
+    if let Target::Limit { .. } = target {
+        value = CustomLimit::stored_form(&value).into_owned();
+    }
     Ok(ChangeRequest {
-        target: read_target(request.target)?,
-        value: (!request.value.is_empty()).then_some(request.value),
+        target,
+        value: (!value.is_empty()).then_some(value),
         until: request.until.map(|until| read_time(&until)).transpose()?,
         expected: request.expected_version,
     })
