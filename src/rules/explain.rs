@@ -12,7 +12,8 @@ impl RuleSet {
     #[must_use]
     pub fn explain(&self, domain: &str, entries: &[Entry<'_>]) -> Vec<String> {
         let Some(mut node_id) = self.domain_root(domain) else {
-            return vec![format!("domain {domain:?}: not defined in any rule file, so nothing is limited")];
+            let hint = did_you_mean(domain, self.domain_names());
+            return vec![format!("domain {domain:?}: not defined in any rule file, so nothing is limited{hint}")];
         };
         let mut domain_text = format!("domain {domain:?}: defined");
         if let Some(settings) = self.settings_of(domain) {
@@ -28,6 +29,7 @@ impl RuleSet {
             let entry_text = format!("{}={}", entry.key, entry.value);
             let Some(next_id) = self.child_of(node_id, *entry) else {
                 lines.push(format!("{entry_text}: {}", self.explain_mismatch(node_id, *entry)));
+                lines.extend(self.explain_order(domain, entries));
                 return lines;
             };
             let node = self.node(next_id);
@@ -65,15 +67,49 @@ impl RuleSet {
         lines
     }
 
+    /// Returns a line with an order of the entries in which a rule applies to them, if there is one.
+    fn explain_order(&self, domain: &str, entries: &[Entry<'_>]) -> Option<String> {
+        if entries.len() > MAX_ORDERED_ENTRIES {
+            return None;
+        }
+        let orders = self.orders(domain, entries);
+        let keys: Vec<&str> = orders.first()?.iter().map(|entry| entry.key).collect();
+        Some(format!("in another order a rule applies to these entries: {}", keys.join(", ")))
+    }
+
     fn explain_mismatch(&self, parent: u32, entry: Entry<'_>) -> String {
         let hint = "so nothing is limited (other branches are not tried)";
         if !self.node(parent).has_children {
             return format!("the rules have no level for this entry, {hint}");
         }
         match self.group(parent, entry.key) {
-            None => format!("no rule of this level has the key {:?}, {hint}", entry.key),
+            None => {
+                let hint = format!("{hint}{}", did_you_mean(entry.key, self.keys_of_level(parent)));
+                format!("no rule of this level has the key {:?}, {hint}", entry.key)
+            }
             Some(_) => format!("rules of this level have the key {:?}, but none matches this value, {hint}", entry.key),
         }
+    }
+}
+
+/// Maximum length of a name that is compared with others, in bytes. The time of a comparison is quadratic.
+const MAX_COMPARED_BYTES: usize = 64;
+/// Maximum number of names that an unknown name is compared with.
+const MAX_COMPARED_NAMES: usize = 10_000;
+/// Maximum number of entries for which another order is searched. The search follows the tree of rules.
+const MAX_ORDERED_ENTRIES: usize = 8;
+
+/// Returns `; did you mean …?` with the most similar known name, or nothing if none is similar.
+fn did_you_mean<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> String {
+    if name.len() > MAX_COMPARED_BYTES {
+        return String::new();
+    }
+    let comparable = known.filter(|known| known.len() <= MAX_COMPARED_BYTES).take(MAX_COMPARED_NAMES);
+    match comparable.map(|known| (strsim::damerau_levenshtein(name, known), known)).min() {
+        Some((distance, known)) if distance <= 3 && distance < name.chars().count() => {
+            format!("; did you mean {known:?}?")
+        }
+        _ => String::new(),
     }
 }
 
@@ -175,11 +211,27 @@ descriptors:
                 &[&format!("c=w: rules of this level have the key \"c\", but none matches this value, {hint}")],
             ),
             (&[("e", "1")], &[&format!("e=1: no rule of this level has the key \"e\", {hint}")]),
+            (
+                &[("fre", "1")],
+                &[&format!("fre=1: no rule of this level has the key \"fre\", {hint}; did you mean \"free\"?")],
+            ),
+            (
+                &[("b", "2"), ("a", "1")],
+                &[
+                    &format!("b=2: no rule of this level has the key \"b\", {hint}"),
+                    "in another order a rule applies to these entries: a, b",
+                ],
+            ),
         ] {
             let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
             let lines = set.explain("d", &entries);
             assert_eq!(lines[0], "domain \"d\": defined, charges all limits of a request or none");
             assert_eq!(lines[1..], *expected);
         }
+        let unknown = set.explain("dd", &[]);
+        assert_eq!(
+            unknown,
+            ["domain \"dd\": not defined in any rule file, so nothing is limited; did you mean \"d\"?"]
+        );
     }
 }

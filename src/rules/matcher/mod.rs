@@ -433,6 +433,11 @@ impl RuleSet {
         Some((id, &self.groups[id as usize]))
     }
 
+    /// Returns the keys of the children of a node.
+    pub(in crate::rules) fn keys_of_level(&self, parent: u32) -> impl Iterator<Item = &str> {
+        self.groups.iter().filter(move |group| group.parent == parent).map(|group| &*group.key)
+    }
+
     fn exact_child(&self, group: u32, value: &str) -> Option<u32> {
         let same = |(of, node): &(u32, u32)| *of == group && self.node(*node).exact_value() == Some(value);
         let (_, node) = self.by_value.find(self.hasher.hash_one((group, value)), same)?;
