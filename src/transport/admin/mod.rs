@@ -11,6 +11,7 @@ pub mod fuzz;
 mod json;
 mod openapi;
 mod roles;
+mod rule_filter;
 mod service;
 mod simulate;
 

@@ -19,6 +19,7 @@ use super::{
         time, write_checked_override, write_override, write_target,
     },
     roles::require_operate,
+    rule_filter::RuleFilter,
     simulate::{read_simulation, reject as reject_simulation, write_outcome},
 };
 use crate::{
@@ -274,9 +275,13 @@ impl AdminService for Service {
             Ok(api::RankBy::Requested) => RankBy::Requested,
             Err(_) => return Err(Status::invalid_argument("rank_by must be RANK_BY_DENIED or RANK_BY_REQUESTED")),
         };
-        let matches = |target: &Target, ranked_rule: &str| {
-            let has_domain = |name: &str| matches!(target, Target::Limit { domain, .. } if domain == name);
-            (domain.is_empty() || has_domain(&domain)) && (rule.is_empty() || rule == ranked_rule)
+        let snapshot = self.admin.reloader.rules().load_full();
+        let filter = RuleFilter::new(snapshot.rules(), &rule);
+        let matches = |target: &Target, ranked_rule: &str| match target {
+            Target::Limit { domain: ranked_domain, .. } => {
+                (domain.is_empty() || domain == *ranked_domain) && filter.matches(ranked_domain, ranked_rule)
+            }
+            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
         };
         let period = match period_seconds {
             0 => TopEntities::DEFAULT_PERIOD,
@@ -287,7 +292,6 @@ impl AdminService for Service {
         let (ranking, instances) = activity.top(&query, matches);
         let mut unmatched = if rule.is_empty() { activity.unmatched(all_instances) } else { Vec::new() };
         unmatched.retain(|group| domain.is_empty() || group.domain == domain);
-        let snapshot = self.admin.reloader.rules().load_full();
         Ok(Response::new(api::ListTopEntitiesResponse {
             entities: ranking.top.into_iter().filter_map(|ranked| top_entity(ranked, &snapshot)).collect(),
             period_seconds: ranking.period.ceil_secs(),
