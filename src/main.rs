@@ -1,7 +1,7 @@
 //! The `sluicegate` program: runs the command line, prints an error with its causes, and sets the exit code.
 
 use std::{
-    io::{self, ErrorKind::BrokenPipe},
+    io::{self, ErrorKind::BrokenPipe, Write},
     process::ExitCode,
 };
 
@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             ExitCode::SUCCESS
         }
         Err(error) => {
-            eprintln!("sluicegate: {error:#}");
+            let _ = writeln!(io::stderr(), "sluicegate: {error:#}");
             ExitCode::FAILURE
         }
     }

@@ -50,13 +50,14 @@ const COMMON: [&str; 10] = [
     "yaml_bounds",
 ];
 
-/// Crates and the only modules that may use them. `ctl` is a client and uses nothing of the service but its protocol.
+/// Crates and the only modules that may use them. `ctl` and `request` are clients and use nothing of the service but its
+/// protocols.
 const CONFINED: &[(&str, &str)] = &[
-    ("tonic", "transport, cli/ctl, telemetry/otlp"),
-    ("prost", "transport, cli/ctl, telemetry/exposition, telemetry/otlp"),
+    ("tonic", "transport, cli/ctl, cli/grpc, cli/request, telemetry/otlp"),
+    ("prost", "transport, cli/ctl, cli/grpc, telemetry/exposition, telemetry/otlp"),
     ("prost_types", "transport, cli/ctl, telemetry/exposition"),
     ("opentelemetry_proto", "telemetry/otlp"),
-    ("sluicegate_proto", "transport, cli/ctl"),
+    ("sluicegate_proto", "transport, cli/ctl, cli/grpc, cli/request"),
     ("h2", "transport"),
     ("hyper", "transport"),
     ("axum", "transport"),

@@ -1,11 +1,21 @@
-//! The command line: `serve` (the default), `check`, `shard`, `simulate`, `ctl`, `health`, `migrate`, `schema`, `man`
-//! and `completions`.
+//! The command line: `serve` (the default), `check`, `shard`, `simulate`, `ctl`, `health`, `migrate`,
+//! `schema`, `man` and `completions`.
 
+// Its macros replace those of the standard library in the other modules.
+#[macro_use]
+mod output;
+
+mod check;
 mod ctl;
+mod entries;
+mod grpc;
 mod health;
 mod report;
 mod shard;
 mod simulate;
+#[cfg(test)]
+mod tests;
+mod tips;
 
 use std::{
     io::{self, Write},
@@ -18,18 +28,25 @@ use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
 
 use crate::{
-    allocator, app,
-    rules::{self, Entry, Options, Severity},
-    service::source::{LoadError, Source},
+    allocator, app, rules,
     settings::{self, Flags, Memory, Settings, envoyproxy::EnvoyproxySettings},
 };
 
 /// Name of the program file with which it reads the environment variables of envoyproxy/ratelimit.
 const COMPAT_PROGRAM_NAME: &str = "ratelimit";
 
+const EXAMPLES: &str = "Examples:
+  sluicegate --rules rules
+  sluicegate check rules
+  sluicegate ctl top";
+
+const SERVE_EXAMPLES: &str = "Examples:
+  sluicegate serve --rules rules --store redis://redis:6379
+  sluicegate serve --config sluicegate.toml --print-settings";
+
 /// Rate limit service for Envoy, with counters in memory or in Redis
 #[derive(Debug, Parser)]
-#[command(version, args_conflicts_with_subcommands = true)]
+#[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Cli {
     #[command(flatten)]
     serve: ServeArgs,
@@ -40,9 +57,10 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Serve rate limit decisions (the default command)
+    #[command(after_help = SERVE_EXAMPLES)]
     Serve(ServeArgs),
     /// Validate rule files and print all errors and warnings (exit code 1 if there is an error)
-    Check(CheckArgs),
+    Check(check::CheckArgs),
     /// Show which Redis server holds a descriptor's counter, and which counters would move if the ring had other nodes
     Shard(shard::ShardArgs),
     /// Replay recorded traffic against other rules and report what they would deny
@@ -50,21 +68,28 @@ enum Command {
     /// Operate a running service by its admin API: limits, plans, switches, counters and candidate rules
     Ctl(Box<ctl::CtlArgs>),
     /// Check the health of the local service (exit code 1 if unhealthy)
+    #[command(after_help = "Example:\n  sluicegate health --http-addr 127.0.0.1:8080")]
     Health(HealthArgs),
     /// Print the settings file that corresponds to the environment variables of another service
+    #[command(after_help = "Example:\n  sluicegate migrate --from-env > sluicegate.toml")]
     Migrate(MigrateArgs),
     /// Print the JSON Schema of rule files or of settings files, for editors
+    #[command(after_help = "Example:\n  sluicegate schema rules > rules.schema.json")]
     Schema {
         /// Type of the files
         #[arg(value_enum)]
         files: Files,
     },
     /// Print the manual page (roff) of this program or of one of its commands
+    #[command(after_help = "Example:\n  sluicegate man ctl | man -l -")]
     Man {
         /// Command to describe; the whole program by default
         command: Option<String>,
     },
     /// Generate shell completions
+    #[command(
+        after_help = "Example:\n  sluicegate completions bash > ~/.local/share/bash-completion/completions/sluicegate"
+    )]
     Completions {
         /// Shell that reads the completions
         shell: clap_complete::Shell,
@@ -124,32 +149,6 @@ struct MigrateArgs {
     from_env: bool,
 }
 
-#[derive(Debug, Args)]
-struct CheckArgs {
-    /// Directory of rule files
-    dir: PathBuf,
-    /// Allow several files to define one domain, like the setting `rules.merge_domains`
-    #[arg(long)]
-    merge_domains: bool,
-    /// Explain which rule matches a descriptor
-    #[arg(long, num_args = 1.., value_names = ["DOMAIN", "KEY=VALUE"])]
-    explain: Vec<String>,
-    /// Output format of errors and warnings
-    #[arg(long, value_enum, default_value_t, conflicts_with = "explain")]
-    format: Format,
-}
-
-#[derive(Clone, Copy, Debug, Default, ValueEnum)]
-enum Format {
-    /// One line each
-    #[default]
-    Text,
-    /// A list of objects
-    Json,
-    /// SARIF 2.1.0, which code hosts display next to the source lines
-    Sarif,
-}
-
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum Files {
     /// Rule files
@@ -164,7 +163,17 @@ enum Files {
 ///
 /// Returns an error if the command fails. `main` prints it.
 pub fn run() -> anyhow::Result<ExitCode> {
-    let cli = Cli::parse();
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => tips::add(error, &Cli::command(), &arguments).exit(),
+    };
+    let code = execute(cli)?;
+    output::finish().context("cannot write the output")?;
+    Ok(code)
+}
+
+fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     match cli.command {
         None => serve(cli.serve),
         Some(Command::Serve(args)) => serve(args),
@@ -173,7 +182,7 @@ pub fn run() -> anyhow::Result<ExitCode> {
             health::run(Settings::load(config.as_deref(), None, flags)?.http.addr)
         }
         Some(Command::Migrate(_)) => migrate(),
-        Some(Command::Check(args)) => check(&args),
+        Some(Command::Check(args)) => check::run(&args),
         Some(Command::Shard(args)) => shard::run(args),
         Some(Command::Simulate(args)) => simulate::run(&args),
         Some(Command::Ctl(args)) => ctl::run(*args),
@@ -187,7 +196,10 @@ pub fn run() -> anyhow::Result<ExitCode> {
         }
         Some(Command::Man { command }) => print_manual(command.as_deref()),
         Some(Command::Completions { shell }) => {
-            clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut io::stdout());
+            // It panics if it cannot write.
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "sluicegate", &mut script);
+            io::stdout().write_all(&script)?;
             Ok(ExitCode::SUCCESS)
         }
     }
@@ -234,50 +246,4 @@ fn migrate() -> anyhow::Result<ExitCode> {
     }
     print!("{}", envoyproxy.toml());
     Ok(ExitCode::SUCCESS)
-}
-
-/// Returns the environment variables that are valid UTF-8.
-fn check(args: &CheckArgs) -> anyhow::Result<ExitCode> {
-    let mut contents = Source::directory(args.dir.clone()).read_contents()?;
-    // The service starts without rule files, but to check an empty directory is a mistake.
-    if contents.files.is_empty() {
-        for diagnostic in &mut contents.diagnostics {
-            diagnostic.severity = Severity::Error;
-        }
-    }
-    let files = contents.files.len();
-    let options = Options { merge_domains: args.merge_domains, ..Options::default() };
-    let compiled = contents.compile(options);
-    let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    let diagnostics = compiled.as_ref().map_or_else(|diagnostics| diagnostics, |(_, warnings)| warnings);
-    match args.format {
-        Format::Json => writeln!(io::stdout(), "{:#}", report::json(diagnostics))?,
-        Format::Sarif => writeln!(io::stdout(), "{:#}", report::sarif(diagnostics))?,
-        Format::Text => match compiled {
-            Err(diagnostics) => println!("{}", LoadError::Invalid(diagnostics)),
-            Ok((set, warnings)) => {
-                for warning in warnings {
-                    println!("{warning}");
-                }
-                let Some((domain, pairs)) = args.explain.split_first() else {
-                    println!("{files} files, {} domains, {} limits: no errors", set.domains(), set.rules().len());
-                    return Ok(code);
-                };
-                for line in set.explain(domain, &parse_entries(pairs)?) {
-                    println!("{line}");
-                }
-            }
-        },
-    }
-    Ok(code)
-}
-
-/// Parses the entries of a descriptor from `key=value`.
-fn parse_entries(pairs: &[String]) -> anyhow::Result<Vec<Entry<'_>>> {
-    let mut entries = Vec::new();
-    for pair in pairs {
-        let (key, value) = pair.split_once('=').with_context(|| format!("{pair:?} is not KEY=VALUE"))?;
-        entries.push(Entry { key, value });
-    }
-    Ok(entries)
 }

@@ -5,9 +5,9 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use super::parse_entries;
 use sluicegate_common::Ring;
 
+use super::entries::Entity;
 use crate::{
     app, engine,
     rules::Options,
@@ -16,12 +16,17 @@ use crate::{
     store::redis::topology::{self, KeyLocation},
 };
 
+const EXAMPLES: &str = "Examples:
+  sluicegate shard shop user=bob --rules rules --store redis+ring://a,b
+  sluicegate shard shop user=bob --rules rules --store redis+ring://a,b --nodes a,b,c";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct ShardArgs {
-    /// Domain of the request
+    /// Domain of the request; or with the descriptor as `ctl top` prints it, such as 'shop|user=bob'
     domain: String,
     /// Entries of the descriptor
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    #[arg(value_name = "KEY=VALUE")]
     entries: Vec<String>,
     /// Directory of rule files, which determine the counter and its shard key
     #[arg(long, value_name = "DIR")]
@@ -47,8 +52,8 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     let (set, _) = app::source(&settings).read_contents()?.compile(options).map_err(LoadError::Invalid)?;
     let hash = settings.decisions.hash_key_file.as_deref().map(engine::ValueHash::read).transpose();
     let hash = hash.context("cannot read decisions.hash_key_file")?;
-    let Some((name, per_second)) = engine::counter(&set, &args.domain, &parse_entries(&args.entries)?, hash.as_ref())
-    else {
+    let entity = Entity::read(&args.domain, &args.entries)?;
+    let Some((name, per_second)) = engine::counter(&set, &entity.domain, &entity.entries(), hash.as_ref()) else {
         println!("no limit applies, so nothing is counted (sluicegate check DIR --explain shows why)");
         return Ok(ExitCode::SUCCESS);
     };

@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead, BufReader, IsTerminal, Write},
+    io::{BufRead, BufReader, IsTerminal, Read, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::mpsc::{Receiver, SyncSender, sync_channel},
@@ -33,7 +33,16 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(200);
 /// Maximum number of entities that are listed for each rule.
 const MAX_LISTED_ENTITIES: usize = 10;
 
+/// First bytes of a gzip file, as `record.dir` contains.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+
+const EXAMPLES: &str = "Examples:
+  sluicegate simulate --rules next --traffic traffic --html page.html
+  sluicegate simulate --rules next --against rules --traffic traffic
+  sluicegate simulate --suggest --traffic access.log --mapping mapping.yaml";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(super) struct SimulateArgs {
     /// Directory of the rules to evaluate
     #[arg(long, value_name = "DIR", required_unless_present = "suggest")]
@@ -84,10 +93,19 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
-    let skipped = replay_batches(&receiver, replay.as_mut(), suggestions.as_mut())?;
+    let (requests, skipped) = replay_batches(&receiver, replay.as_mut(), suggestions.as_mut())?;
     reader_thread.join().map_err(|_| anyhow::anyhow!("cannot read the traffic: the reader panicked"))??;
     for (reason, count) in skipped.by_reason() {
         eprintln!("{count} lines skipped: {reason}");
+    }
+    if requests == 0 {
+        match &args.mapping {
+            Some(mapping) => bail!(
+                "the traffic contains no request: no line is a JSON object with the fields that {} names",
+                mapping.display()
+            ),
+            None => bail!("the traffic contains no request; an access log in JSON needs --mapping FILE"),
+        }
     }
     if let Some(replay) = &replay {
         let seconds = started.elapsed().as_secs_f64();
@@ -128,6 +146,9 @@ fn start_reading(
     let paths = args.traffic.clone();
     Ok(match &args.mapping {
         None => {
+            for path in &paths {
+                check_recorded(path)?;
+            }
             let reader = Reader::new(&paths)?;
             thread::spawn(move || read_traffic(reader, &sender))
         }
@@ -137,6 +158,24 @@ fn start_reading(
             thread::spawn(move || read_access_logs(&paths, &mapping, &sender))
         }
     })
+}
+
+/// Rejects a file that is not compressed, such as an access log.
+fn check_recorded(path: &Path) -> anyhow::Result<()> {
+    if !path.is_file() {
+        return Ok(());
+    }
+    let mut start = Vec::new();
+    let file = fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+    file.take(2).read_to_end(&mut start).with_context(|| format!("cannot read {}", path.display()))?;
+    if !start.is_empty() && start != GZIP {
+        bail!(
+            "cannot use {} as recorded traffic: it is not compressed as the files of record.dir are; an access log in \
+             JSON needs --mapping FILE",
+            path.display()
+        );
+    }
+    Ok(())
 }
 
 fn read_traffic(mut reader: Reader, sender: &SyncSender<Batch>) -> anyhow::Result<()> {
@@ -188,13 +227,14 @@ fn read_access_logs(paths: &[PathBuf], mapping: &Mapping, sender: &SyncSender<Ba
     Ok(())
 }
 
-/// Replays all batches, and returns the lines that were skipped.
+/// Replays all batches, and returns the number of requests and the lines that were skipped.
 fn replay_batches(
     batches: &Receiver<Batch>,
     mut replay: Option<&mut Replay>,
     mut suggestions: Option<&mut Suggestions>,
-) -> anyhow::Result<SkippedLines> {
+) -> anyhow::Result<(usize, SkippedLines)> {
     let mut skipped = SkippedLines::default();
+    let mut count = 0;
     let mut last_shown = Instant::now();
     let is_terminal = std::io::stderr().is_terminal();
     while let Ok(batch) = batches.recv() {
@@ -202,6 +242,7 @@ fn replay_batches(
         let starts = std::iter::once(0).chain(batch.ends.iter().copied());
         let messages = starts.zip(&batch.ends).map(|(start, end)| traffic::decode(&batch.bytes[start..*end]));
         let requests = messages.collect::<Result<Vec<_>, _>>().context("the files do not contain recorded traffic")?;
+        count += requests.len();
         if let Some(replay) = &mut replay {
             replay.process(&requests);
         }
@@ -217,7 +258,7 @@ fn replay_batches(
         print_progress(1.0);
         eprintln!();
     }
-    Ok(skipped)
+    Ok((count, skipped))
 }
 
 fn print_progress(progress: f64) {

@@ -111,13 +111,7 @@ impl Source {
             }
         }
         for path in paths {
-            let text = files::read(&path, MAX_FILE_BYTES)
-                .map_err(|error| (Location::default(), format!("cannot read the file: {error}")))
-                .and_then(decode);
-            match text {
-                Ok(text) => contents.files.push(SourceFile { name: path.display().to_string(), text }),
-                Err((location, message)) => contents.report(&path, location, Severity::Error, message),
-            }
+            contents.add_file(&path);
         }
         Ok(contents)
     }
@@ -133,6 +127,25 @@ pub struct Contents {
 }
 
 impl Contents {
+    /// Reads one file, with any name.
+    #[must_use]
+    pub fn of_file(path: &Path) -> Self {
+        let mut contents = Self::default();
+        contents.add_file(path);
+        contents
+    }
+
+    /// Reads a file and adds its text, or an error.
+    fn add_file(&mut self, path: &Path) {
+        let text = files::read(path, MAX_FILE_BYTES)
+            .map_err(|error| (Location::default(), format!("cannot read the file: {error}")))
+            .and_then(decode);
+        match text {
+            Ok(text) => self.files.push(SourceFile { name: path.display().to_string(), text }),
+            Err((location, message)) => self.report(path, location, Severity::Error, message),
+        }
+    }
+
     fn report(&mut self, path: &Path, location: Location, severity: Severity, message: String) {
         self.diagnostics.push(Diagnostic { file: path.display().to_string(), location, severity, message });
     }

@@ -161,11 +161,17 @@ fn add_commands(path: &[&str], lines: &mut BTreeSet<String>) {
                 lines.insert(format!("{title} {name}"));
                 add_commands(&[path, &[name]].concat(), lines);
             }
-            "Options" if words.starts_with("--") || words.starts_with('-') && words.contains(", --") => {
+            "Options" | "Connection" if words.starts_with("--") || words.starts_with('-') && words.contains(", --") => {
                 let flag = words.split("  ").next().unwrap_or_default();
                 lines.insert(format!("{title}: {flag}"));
             }
-            "Arguments" if words.starts_with(['<', '[']) => drop(lines.insert(format!("{title}: {name}"))),
+            "Arguments" if words.starts_with(['<', '[']) => {
+                lines.insert(format!("{title}: {name}"));
+                // An argument that is no longer required accepts the same command lines.
+                if name.starts_with('[') {
+                    lines.insert(format!("{title}: {}", name.replacen('[', "<", 1).replacen(']', ">", 1)));
+                }
+            }
             _ => {}
         }
     }

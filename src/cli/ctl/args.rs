@@ -12,7 +12,41 @@ use super::{
     parse::{self, Expiry, descriptor},
 };
 
+const EXAMPLES: &str = "Examples:
+  sluicegate ctl top
+  sluicegate ctl inspect shop user=bob
+  sluicegate ctl limit set shop user=bob 500/minute --for 2h --reason 'ticket 4711'
+  sluicegate ctl switch off rule shop per_user --for 30m
+  sluicegate ctl --addr http://10.0.0.1:8082,http://10.0.0.2:8082 --token-file token top";
+
+const SET_LIMIT_EXAMPLES: &str = "Examples:
+  sluicegate ctl limit set shop user=bob 500/minute --for 2h --reason 'ticket 4711'
+  sluicegate ctl limit set shop user=bob 500 per 15 minutes
+  sluicegate ctl limit set 'shop|user=bob' unlimited
+  sluicegate ctl limit set shop user=bob '{unit: minute, requests_per_unit: 500, algorithm: token_bucket, burst: 50}'";
+
+const LIMIT_EXAMPLES: &str = "Examples:
+  sluicegate ctl limit set shop user=bob 500/minute
+  sluicegate ctl limit list shop";
+
+const SWITCH_EXAMPLES: &str = "Examples:
+  sluicegate ctl switch shadow rule shop per_user --for 30m --reason 'incident 42'
+  sluicegate ctl switch list";
+
+const TOP_EXAMPLES: &str = "Examples:
+  sluicegate ctl top --domain shop -n 50
+  sluicegate ctl top --requested --rule per_user";
+
+const ASSIGN_EXAMPLES: &str = "Examples:
+  sluicegate ctl plan assign shop tenant=acme pro --reason 'upgraded'
+  sluicegate ctl plan assign 'shop|tenant=acme' pro";
+
+const CLEAR_EXAMPLES: &str = "Examples:
+  sluicegate ctl switch clear rule shop per_user
+  sluicegate ctl switch clear everything --here";
+
 #[derive(Debug, Args)]
+#[command(after_help = EXAMPLES)]
 pub(in crate::cli) struct CtlArgs {
     #[command(flatten)]
     pub(super) connection: Connection,
@@ -26,17 +60,26 @@ pub(in crate::cli) struct CtlArgs {
 #[derive(Debug, Subcommand)]
 pub(super) enum Command {
     /// Set and list limits of single entities, which take precedence over the limits of rules
+    #[command(after_help = LIMIT_EXAMPLES)]
     #[command(subcommand)]
     Limit(Limit),
     /// Assign entities to plans
+    #[command(
+        after_help = "Examples:\n  sluicegate ctl plan assign shop tenant=acme pro\n  sluicegate ctl plan list shop"
+    )]
     #[command(subcommand)]
     Plan(Plan),
     /// Switch a rule, an algorithm, a domain or everything off, into shadow mode, on, or into denying everything
+    #[command(after_help = SWITCH_EXAMPLES)]
     #[command(subcommand)]
     Switch(Switch),
     /// Show the rule, the overrides and the counter of a descriptor
+    #[command(
+        after_help = "Examples:\n  sluicegate ctl inspect shop user=bob\n  sluicegate ctl inspect 'shop|user=bob'"
+    )]
     Inspect(Descriptor),
     /// Reset the counter of a descriptor
+    #[command(after_help = "Example:\n  sluicegate ctl reset shop user=bob --reason 'ticket 4711'")]
     Reset {
         #[command(flatten)]
         descriptor: Descriptor,
@@ -44,6 +87,7 @@ pub(super) enum Command {
         reason: Reason,
     },
     /// Return hits to the counter of a descriptor
+    #[command(after_help = "Example:\n  sluicegate ctl refund shop user=bob --hits 10 --reason 'failed export'")]
     Refund {
         #[command(flatten)]
         descriptor: Descriptor,
@@ -54,15 +98,19 @@ pub(super) enum Command {
         reason: Reason,
     },
     /// List the entities with the most denied hits in the last minutes, on all instances of --addr
+    #[command(after_help = TOP_EXAMPLES)]
     Top(Top),
     /// Refresh the list of `top` every second, together with health and switches
+    #[command(after_help = "Example:\n  sluicegate ctl watch --domain shop")]
     Watch(Top),
     /// List the rules in force
+    #[command(after_help = "Example:\n  sluicegate ctl rules shop")]
     Rules {
         /// List only rules of this domain
         domain: Option<String>,
     },
     /// Show the audit log: all changes by operators, with time, author and reason
+    #[command(after_help = "Example:\n  sluicegate ctl audit -n 50")]
     Audit {
         /// Maximum number of changes
         #[arg(short = 'n', long, default_value_t = 20)]
@@ -72,13 +120,21 @@ pub(super) enum Command {
         follow: bool,
     },
     /// Evaluate candidate rules on a share of the traffic, and promote them
+    #[command(
+        after_help = "Examples:\n  sluicegate ctl candidate upload next --share 10%\n  sluicegate ctl candidate report"
+    )]
     #[command(subcommand)]
     Candidate(Candidate),
     /// Show the health of the instances and their stores
+    #[command(after_help = "Example:\n  sluicegate ctl health")]
     Health,
     /// Set all overrides of a CSV file with lines of target,value,until, as written by `export`
+    #[command(after_help = "Example:\n  sluicegate ctl import overrides.csv --reason 'move to the new cluster'")]
     Import(ImportArgs),
     /// Print all overrides as CSV with lines of target,value,until
+    #[command(
+        after_help = "Examples:\n  sluicegate ctl export > overrides.csv\n  sluicegate ctl export 'limit|shop|user='"
+    )]
     Export {
         /// Print only targets that begin with this text, such as limit|api|user=
         #[arg(default_value = "", hide_default_value = true)]
@@ -88,10 +144,10 @@ pub(super) enum Command {
 
 #[derive(Debug, Args)]
 pub(super) struct Descriptor {
-    /// Domain of the descriptor
+    /// Domain of the descriptor; or with its entries as `ctl top` prints them, such as 'shop|user=bob'
     pub(super) domain: String,
     /// Entries of the descriptor
-    #[arg(required = true, value_name = "KEY=VALUE")]
+    #[arg(value_name = "KEY=VALUE")]
     pub(super) entries: Vec<String>,
 }
 
@@ -147,12 +203,16 @@ pub(super) struct UnknownNames {
 #[derive(Debug, Subcommand)]
 pub(super) enum Limit {
     /// Set the limit of a descriptor and of all descriptors that begin with its entries
+    #[command(
+        after_help = SET_LIMIT_EXAMPLES,
+        override_usage = "sluicegate ctl limit set [OPTIONS] <DOMAIN> <KEY=VALUE>... <LIMIT>"
+    )]
     Set {
-        /// Domain of the descriptor
+        /// Domain of the descriptor; or with its entries as `ctl top` prints them, such as 'shop|user=bob'
         domain: String,
-        /// Entries and limit: 500/minute, unlimited, blocked, or keywords of `rate_limit` in braces, such as
-        /// `'{unit: minute, requests_per_unit: 500}'`
-        #[arg(required = true, num_args = 2.., value_name = "KEY=VALUE… LIMIT")]
+        /// Entries and limit: 500/minute or 500 per minute, unlimited, blocked, or keywords of `rate_limit` in braces,
+        /// such as '{unit: minute, requests_per_unit: 500}'
+        #[arg(required = true, num_args = 1.., value_name = "KEY=VALUE… LIMIT")]
         entries_and_limit: Vec<String>,
         #[command(flatten)]
         options: SetOptions,
@@ -161,8 +221,10 @@ pub(super) enum Limit {
         additive: bool,
     },
     /// Show the limit that was set for a descriptor
+    #[command(after_help = "Example:\n  sluicegate ctl limit get shop user=bob")]
     Get(Descriptor),
     /// Remove the limit that was set for a descriptor
+    #[command(after_help = "Example:\n  sluicegate ctl limit unset shop user=bob")]
     Unset {
         #[command(flatten)]
         descriptor: Descriptor,
@@ -170,8 +232,9 @@ pub(super) enum Limit {
         change: ChangeOptions,
     },
     /// List the limits that were set for descriptors
+    #[command(after_help = "Examples:\n  sluicegate ctl limit list\n  sluicegate ctl limit list shop user=bob")]
     List {
-        /// List only limits of this domain
+        /// List only limits of this domain; or a descriptor as `ctl top` prints it
         domain: Option<String>,
         /// List only descriptors that begin with these entries
         #[arg(value_name = "KEY=VALUE")]
@@ -182,33 +245,37 @@ pub(super) enum Limit {
 #[derive(Debug, Subcommand)]
 pub(super) enum Plan {
     /// Assign an entity to a plan
+    #[command(after_help = ASSIGN_EXAMPLES)]
     Assign {
-        /// Domain of the entity
+        /// Domain of the entity; or with its entry as `plan list` prints them, such as 'shop|tenant=acme'
         domain: String,
         /// Entry that identifies the entity
         #[arg(value_name = "KEY=VALUE")]
         entity: String,
         /// Name of the plan
-        plan: String,
+        plan: Option<String>,
         #[command(flatten)]
         options: SetOptions,
     },
     /// Remove an entity's assignment to a plan
+    #[command(after_help = "Example:\n  sluicegate ctl plan unassign shop tenant=acme")]
     Unassign {
-        /// Domain of the entity
+        /// Domain of the entity; or with its entry as `plan list` prints them, such as 'shop|tenant=acme'
         domain: String,
         /// Entry that identifies the entity
         #[arg(value_name = "KEY=VALUE")]
-        entity: String,
+        entity: Option<String>,
         #[command(flatten)]
         change: ChangeOptions,
     },
     /// List the assignments to plans
+    #[command(after_help = "Example:\n  sluicegate ctl plan list shop")]
     List {
         /// List only assignments of this domain
         domain: Option<String>,
     },
     /// Assign all entities of a CSV file with lines of value,plan
+    #[command(after_help = "Example:\n  sluicegate ctl plan import shop tenant plans.csv")]
     Import {
         /// Domain of the entities
         domain: String,
@@ -224,22 +291,29 @@ pub(super) enum Plan {
 #[derive(Debug, Subcommand)]
 pub(super) enum Switch {
     /// Allow everything without counting
+    #[command(after_help = "Example:\n  sluicegate ctl switch off rule shop per_user --for 30m --reason 'incident 42'")]
     Off(SetSwitch),
     /// Count, but deny nothing
+    #[command(after_help = "Example:\n  sluicegate ctl switch shadow domain shop --for 30m")]
     Shadow(SetSwitch),
     /// Enforce rules, including those in shadow mode
+    #[command(after_help = "Example:\n  sluicegate ctl switch enforce rule shop per_user")]
     Enforce(SetSwitch),
     /// Deny everything
+    #[command(after_help = "Example:\n  sluicegate ctl switch deny rule shop signup --for 10m")]
     Deny(SetSwitch),
     /// Remove a switch
+    #[command(after_help = CLEAR_EXAMPLES)]
     Clear(ClearSwitch),
     /// List the switches
+    #[command(after_help = "Example:\n  sluicegate ctl switch list")]
     List,
 }
 
 #[derive(Debug, Subcommand)]
 pub(super) enum Candidate {
     /// Evaluate the rules of a directory on a share of the traffic, without enforcing them
+    #[command(after_help = "Example:\n  sluicegate ctl candidate upload next --share 10%")]
     Upload {
         /// Directory of rule files
         dir: PathBuf,
@@ -250,18 +324,22 @@ pub(super) enum Candidate {
         reason: Reason,
     },
     /// Show how decisions would change, on all instances of --addr
+    #[command(after_help = "Example:\n  sluicegate ctl candidate report")]
     Report,
     /// Put the candidate rules in force on all instances, in place of the instances' own directories
+    #[command(after_help = "Example:\n  sluicegate ctl candidate promote --reason 'reviewed'")]
     Promote {
         #[command(flatten)]
         reason: Reason,
     },
     /// Restore the rules that the last promotion replaced
+    #[command(after_help = "Example:\n  sluicegate ctl candidate rollback --reason 'too strict'")]
     Rollback {
         #[command(flatten)]
         reason: Reason,
     },
     /// Stop evaluating the candidate rules
+    #[command(after_help = "Example:\n  sluicegate ctl candidate drop")]
     Drop {
         #[command(flatten)]
         reason: Reason,
@@ -270,7 +348,8 @@ pub(super) enum Candidate {
 
 #[derive(Debug, Args)]
 pub(super) struct SetSwitch {
-    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME
+    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME (or rule PATH, such as
+    /// shop.user)
     #[arg(required = true, num_args = 1..=3)]
     pub(super) scope: Vec<String>,
     #[command(flatten)]
@@ -282,7 +361,8 @@ pub(super) struct SetSwitch {
 
 #[derive(Debug, Args)]
 pub(super) struct ClearSwitch {
-    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME
+    /// Scope: everything, domain NAME, algorithm NAME (or shedding), or rule DOMAIN NAME (or rule PATH, such as
+    /// shop.user)
     #[arg(required = true, num_args = 1..=3)]
     pub(super) scope: Vec<String>,
     #[command(flatten)]
@@ -303,7 +383,7 @@ pub(super) struct Top {
     /// List only entities of this domain
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(super) domain: String,
-    /// List only entities of this rule
+    /// List only entities of this rule: its name, or its path such as shop.user
     #[arg(long, default_value = "", hide_default_value = true)]
     pub(super) rule: String,
     /// Maximum number of entities

@@ -1,7 +1,7 @@
 //! Import of overrides from CSV, with 100 overrides per call, progress output and resumption at any line; and export.
 
 use std::{
-    io::{IsTerminal, Write},
+    io::{self, IsTerminal, Write},
     time::{Duration, SystemTime},
 };
 
@@ -143,7 +143,8 @@ pub(super) fn read_plans(
     }
 }
 
-fn read_target(name: &str) -> anyhow::Result<api::Target> {
+/// Reads a target in the form in which it is printed and exported.
+pub(super) fn read_target(name: &str) -> anyhow::Result<api::Target> {
     use api::{scope::Scope as ScopeMessage, target::Target as TargetMessage};
     let target = match Target::parse(name)? {
         Target::Limit { domain, entries } => {
@@ -169,18 +170,18 @@ fn read_target(name: &str) -> anyhow::Result<api::Target> {
 
 /// Prints the overrides of targets that begin with `prefix`, in the format that `import` reads.
 pub(super) async fn export(prefix: &str, mut client: Client) -> anyhow::Result<()> {
-    let mut lines = csv::Writer::from_writer(std::io::stdout().lock());
     let mut page_token = String::new();
     loop {
         let page = client.page(prefix, page_token).await?;
         let is_rules = |entry: &&api::Override| {
             matches!(entry.target, Some(api::Target { target: Some(api::target::Target::Rules(_)) }))
         };
+        let mut lines = csv::Writer::from_writer(Vec::new());
         for entry in page.overrides.iter().filter(|entry| !is_rules(entry)) {
             let until = entry.until.map(super::print::format_time).unwrap_or_default();
             lines.write_record([&parse::target_name(entry.target.as_ref()), &entry.value, &until])?;
         }
-        lines.flush()?;
+        io::stdout().write_all(&lines.into_inner().map_err(csv::IntoInnerError::into_error)?)?;
         if page.next_page_token.is_empty() {
             return Ok(());
         }
@@ -219,14 +220,14 @@ struct Progress {
 
 impl Progress {
     fn new() -> Self {
-        Self { started: std::time::Instant::now(), is_terminal: std::io::stderr().is_terminal() }
+        Self { started: std::time::Instant::now(), is_terminal: io::stderr().is_terminal() }
     }
 
     fn show(&mut self, done: u64) {
         if self.is_terminal {
             let rate = done as f64 / self.started.elapsed().as_secs_f64().max(0.001);
             eprint!("\r{done} set, {rate:.0} per second");
-            let _ = std::io::stderr().flush();
+            let _ = io::stderr().flush();
         }
     }
 

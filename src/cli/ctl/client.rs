@@ -1,11 +1,6 @@
 //! [`Client`]: calls the admin API of one or more instances.
 
-use std::{
-    collections::BTreeMap,
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{collections::BTreeMap, fs, path::PathBuf};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -14,14 +9,13 @@ use tonic::{
     Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::Channel,
 };
 
-use super::print::print_warnings;
-use crate::files;
-
-/// Timeout of connections and calls.
-const TIMEOUT: Duration = Duration::from_secs(10);
+use super::{
+    super::grpc::{self, Tls},
+    print::print_warnings,
+};
 
 /// Addresses of the instances, and credentials.
 #[derive(Debug, Args)]
@@ -32,24 +26,25 @@ pub(super) struct Connection {
         global = true,
         env = "SLUICEGATE_ADMIN",
         value_delimiter = ',',
-        default_value = "http://127.0.0.1:8082"
+        default_value = "http://127.0.0.1:8082",
+        help_heading = "Connection"
     )]
     addr: Vec<String>,
     /// File that contains the token
-    #[arg(long, global = true, env = "SLUICEGATE_TOKEN_FILE", value_name = "FILE")]
+    #[arg(long, global = true, env = "SLUICEGATE_TOKEN_FILE", value_name = "FILE", help_heading = "Connection")]
     token_file: Option<PathBuf>,
     /// Token; a file is safer, because other users of the host can read command lines
-    #[arg(long, global = true, env = "SLUICEGATE_TOKEN", hide_env_values = true, conflicts_with = "token_file")]
+    #[arg(
+        long,
+        global = true,
+        env = "SLUICEGATE_TOKEN",
+        hide_env_values = true,
+        conflicts_with = "token_file",
+        help_heading = "Connection"
+    )]
     token: Option<String>,
-    /// PEM file with the certificate authorities to trust for https:// [default: the system's]
-    #[arg(long, global = true, value_name = "FILE")]
-    ca: Option<PathBuf>,
-    /// PEM file with the client certificate for https://
-    #[arg(long, global = true, value_name = "FILE", requires = "key")]
-    cert: Option<PathBuf>,
-    /// PEM file with the key of the client certificate
-    #[arg(long, global = true, value_name = "FILE", requires = "cert")]
-    key: Option<PathBuf>,
+    #[command(flatten)]
+    tls: Tls,
 }
 
 type Service = AdminServiceClient<InterceptedService<Channel, Token>>;
@@ -77,43 +72,13 @@ pub(super) type PerInstance<T> = Vec<(String, anyhow::Result<T>)>;
 
 impl Client {
     pub(super) async fn new(connection: &Connection) -> anyhow::Result<Self> {
-        let token = match &connection.token_file {
-            Some(path) => {
-                let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-                Some(text.trim().to_owned())
-            }
-            None => connection.token.clone(),
-        };
-        let token = token
-            .map(|token| format!("Bearer {token}").parse())
-            .transpose()
-            .context("the token contains characters that are not allowed in a header")?;
-        let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &PathBuf| {
-            read(path).with_context(|| format!("cannot read {}", path.display()))
-        };
+        let token = read_token(connection)?;
         let mut instances = Vec::new();
         for addr in &connection.addr {
-            let mut endpoint =
-                Endpoint::from_shared(addr.clone()).with_context(|| format!("{addr:?} is not a valid address"))?;
-            if addr.starts_with("https:") {
-                let mut tls = ClientTlsConfig::new();
-                tls = match &connection.ca {
-                    Some(ca) => tls.ca_certificate(Certificate::from_pem(read(files::read_authorities, ca)?)),
-                    None => tls.with_native_roots(),
-                };
-                if let (Some(cert), Some(key)) = (&connection.cert, &connection.key) {
-                    tls = tls.identity(Identity::from_pem(
-                        read(files::read_certificates, cert)?,
-                        read(files::read_key, key)?,
-                    ));
-                }
-                endpoint = endpoint.tls_config(tls).context("cannot set up TLS")?;
-            } else if connection.ca.is_some() || connection.cert.is_some() {
-                bail!("--ca and --cert require an https:// address, not {addr}");
-            }
-            let channel = endpoint.connect_timeout(TIMEOUT).timeout(TIMEOUT).connect_lazy();
+            let addr = grpc::address(addr)?;
+            let channel = connection.tls.endpoint(&addr)?.connect_lazy();
             let service = AdminServiceClient::with_interceptor(channel, Token(token.clone()));
-            instances.push((addr.clone(), service.max_decoding_message_size(1 << 24)));
+            instances.push((addr, service.max_decoding_message_size(1 << 24)));
         }
         Ok(Self { instances })
     }
@@ -333,25 +298,40 @@ pub(super) fn is_retryable(error: &anyhow::Error) -> bool {
     error.downcast_ref::<CallError>().is_some_and(|call_error| call_error.code == Code::Unavailable)
 }
 
+/// Returns the value of the header with the token.
+fn read_token(connection: &Connection) -> anyhow::Result<Option<MetadataValue<Ascii>>> {
+    let (text, source) = match (&connection.token_file, &connection.token) {
+        (Some(path), _) => {
+            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+            (text, format!("the token file {}", path.display()))
+        }
+        (None, Some(token)) => (token.clone(), "the token".to_owned()),
+        (None, None) => return Ok(None),
+    };
+    let token = text.trim();
+    if token.contains(char::is_whitespace) {
+        bail!("{source} must contain the token alone, not `operate TOKEN NAME` as in the service's admin.token_file");
+    }
+    let value = format!("Bearer {token}").parse();
+    Ok(Some(value.with_context(|| format!("{source} contains characters that are not allowed in a header"))?))
+}
+
 /// Returns the response, or an error with the status message and all of its causes.
 fn response_or_error<T>(addr: &str, response: Result<Response<T>, Status>) -> anyhow::Result<T> {
     response.map(Response::into_inner).map_err(|status| {
-        let mut message = status.message().to_owned();
-        let mut source = std::error::Error::source(&status);
-        while let Some(cause) = source {
-            let cause_message = cause.to_string();
-            if !message.contains(&cause_message) {
-                message += &format!(": {cause_message}");
-            }
-            source = cause.source();
-        }
+        let message = match status.code() {
+            Code::Unimplemented => "this is not the admin address (default port 8082; 8080 is HTTP, 8081 is gRPC), or \
+                                    the service is too old for this command"
+                .to_owned(),
+            _ => grpc::message(&status),
+        };
         CallError { code: status.code(), message: format!("{addr}: {message} ({:?})", status.code()) }.into()
     })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
+    use std::{io, sync::Arc};
 
     use super::*;
 

@@ -3,6 +3,7 @@
 mod args;
 mod bulk;
 mod client;
+mod names;
 mod parse;
 mod print;
 
@@ -15,19 +16,17 @@ pub(super) use self::args::CtlArgs;
 use self::{
     args::{Candidate, ClearSwitch, Command, Limit, Plan, Reason, SetSwitch, Switch, Top},
     client::Client,
-    parse::{descriptor, scope, split_limit},
+    parse::{descriptor, split_limit},
     print::Output,
 };
-
+use super::{entries, grpc, output::is_closed};
 use crate::{rules::SourceFile, service::source::Source};
 
 /// Poll interval of `watch` and `audit --follow`.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) fn run(args: CtlArgs) -> anyhow::Result<ExitCode> {
-    let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(async {
+    grpc::block_on(async {
         let client = Client::new(&args.connection).await?;
         let output = Output { json: args.json };
         execute(args.command, client, output).await
@@ -52,11 +51,21 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
             let descriptor = Some(descriptor.to_message()?);
             output.refund(&client.refund(api::RefundRequest { descriptor, hits, reason }).await?)
         }
-        Command::Top(top) => output.top(&client.top(&top.to_message()).await?),
+        Command::Top(top) => {
+            let ranking = client.top(&top.to_message()).await?;
+            if ranking.entities.is_empty() {
+                names::check_filter(&top.domain, &top.rule, &mut client).await?;
+            }
+            output.top(&ranking)
+        }
         Command::Watch(top) => watch(&top, client, output).await,
         Command::Rules { domain } => {
             let domain = domain.unwrap_or_default();
-            output.rules(&client.rules(api::ListRulesRequest { domain }).await?)
+            let rules = client.rules(api::ListRulesRequest { domain: domain.clone() }).await?;
+            if rules.rules.is_empty() {
+                names::check_filter(&domain, "", &mut client).await?;
+            }
+            output.rules(&rules)
         }
         Command::Audit { max_results, follow } => audit(max_results, follow, client, output).await,
         Command::Candidate(candidate) => execute_candidate(candidate, client, output).await,
@@ -72,7 +81,7 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
         Limit::Set { domain, entries_and_limit, options, additive } => {
             let (entries, limit) = split_limit(&entries_and_limit)?;
             let target = api::target::Target::Limit(descriptor(&domain, entries)?);
-            let request = api::PutOverridesRequest { additive, ..options.request(target, limit)? };
+            let request = api::PutOverridesRequest { additive, ..options.request(target, &limit)? };
             output.changed(&client.put(request).await?)
         }
         Limit::Get(descriptor) => {
@@ -94,7 +103,9 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
         }
         Limit::List { domain, entries } => {
             let prefix = match domain {
-                Some(domain) if entries.is_empty() => format!("limit|{}|", parse::escaped(&domain)),
+                Some(domain) if entries.is_empty() && entries::printed(&domain).is_none() => {
+                    format!("limit|{}|", parse::escaped(&domain))
+                }
                 Some(domain) => parse::limit_target_name(&descriptor(&domain, &entries)?),
                 None => "limit|".to_owned(),
             };
@@ -106,11 +117,17 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
 async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow::Result<()> {
     match plan {
         Plan::Assign { domain, entity, plan, options } => {
-            let request = options.request(parse::plan_target(domain, &entity)?, &plan)?;
+            // Before the plan there is a domain and an entry, or both as they are printed.
+            let (entity, plan) = match &plan {
+                Some(plan) => (Some(entity.as_str()), plan),
+                None if entries::printed(&domain).is_some() => (None, &entity),
+                None => bail!("the plan is missing: use plan assign DOMAIN KEY=VALUE PLAN"),
+            };
+            let request = options.request(parse::plan_target(&domain, entity)?, plan)?;
             output.changed(&client.put(request).await?)
         }
         Plan::Unassign { domain, entity, change } => {
-            let request = change.removal(parse::plan_target(domain, &entity)?);
+            let request = change.removal(parse::plan_target(&domain, entity.as_deref())?);
             output.changed(&client.put(request).await?)
         }
         Plan::List { domain } => {
@@ -125,20 +142,30 @@ async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow:
 }
 
 async fn execute_switch(switch: Switch, mut client: Client, output: Output) -> anyhow::Result<()> {
-    let set = |SetSwitch { scope, options, here }: SetSwitch, mode| {
-        options.request(switch_target(&scope)?, mode).map(|request| (request, here))
-    };
-    let (request, here) = match switch {
-        Switch::Off(switch) => set(switch, "off")?,
-        Switch::Shadow(switch) => set(switch, "shadow")?,
-        Switch::Enforce(switch) => set(switch, "enforce")?,
-        Switch::Deny(switch) => set(switch, "deny")?,
-        Switch::Clear(ClearSwitch { scope, change, here }) => (change.removal(switch_target(&scope)?), here),
+    let (mode, SetSwitch { scope, options, here }) = match switch {
+        Switch::Off(switch) => ("off", switch),
+        Switch::Shadow(switch) => ("shadow", switch),
+        Switch::Enforce(switch) => ("enforce", switch),
+        Switch::Deny(switch) => ("deny", switch),
+        Switch::Clear(ClearSwitch { scope, change, here }) => {
+            let target = api::target::Target::Switch(names::scope(&scope, &mut client).await?);
+            return put_switch(change.removal(target), here, client, output).await;
+        }
         Switch::List => {
             let health = client.health().await;
             return output.switches(&health);
         }
     };
+    let target = api::target::Target::Switch(names::scope(&scope, &mut client).await?);
+    put_switch(options.request(target, mode)?, here, client, output).await
+}
+
+async fn put_switch(
+    request: api::PutOverridesRequest,
+    here: bool,
+    mut client: Client,
+    output: Output,
+) -> anyhow::Result<()> {
     if here {
         let request = api::PutOverridesRequest { this_instance: true, ..request };
         return client.put_on_each_instance(request, |addr| output.put_on_instance(addr)).await;
@@ -186,6 +213,9 @@ async fn watch(top: &Top, mut client: Client, output: Output) -> anyhow::Result<
             Ok(ranking) => output.top(&ranking)?,
             Err(error) => println!("\n{error:#}"),
         }
+        if is_closed() {
+            return Ok(());
+        }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
 }
@@ -198,15 +228,11 @@ async fn audit(max_results: u32, follow: bool, mut client: Client, output: Outpu
         let new_entries: Vec<_> = changes.into_iter().filter(|change| change.version > newest_version).collect();
         newest_version = new_entries.first().map_or(newest_version, |change| change.version);
         output.changes(&new_entries)?;
-        if !follow {
+        if !follow || is_closed() {
             return Ok(());
         }
         tokio::time::sleep(POLL_INTERVAL).await;
     }
-}
-
-fn switch_target(words: &[String]) -> anyhow::Result<api::target::Target> {
-    Ok(api::target::Target::Switch(scope(words)?))
 }
 
 /// Opens a file, or standard input for `-`.

@@ -8,6 +8,7 @@ use prost_types::Timestamp;
 use sluicegate_common::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
+use super::{super::entries::Entity, bulk};
 use crate::timestamp;
 
 /// Expiry of an override.
@@ -54,29 +55,36 @@ pub(super) fn time(text: &str) -> anyhow::Result<Timestamp> {
         .into())
 }
 
+/// Returns a descriptor from a domain and `KEY=VALUE…`, or from both as they are printed (`shop|user=bob`).
 pub(super) fn descriptor(domain: &str, entries: &[String]) -> anyhow::Result<api::Descriptor> {
-    let entries = entries.iter().map(|entry| {
-        let (key, value) = key_and_value(entry)?;
-        Ok(api::Entry { key, value })
-    });
-    Ok(api::Descriptor { domain: domain.to_owned(), entries: entries.collect::<anyhow::Result<_>>()? })
+    let Entity { domain, entries } = Entity::read(domain, entries)?;
+    let entries = entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect();
+    Ok(api::Descriptor { domain, entries })
 }
 
-fn key_and_value(entry: &str) -> anyhow::Result<(String, String)> {
-    let (key, value) = entry.split_once('=').with_context(|| format!("{entry:?} is not KEY=VALUE"))?;
-    Ok((key.to_owned(), value.to_owned()))
+/// Returns the target of a plan from DOMAIN and KEY=VALUE, or from both as they are printed.
+pub(super) fn plan_target(domain: &str, entity: Option<&str>) -> anyhow::Result<api::target::Target> {
+    let entries: Vec<String> = entity.map(str::to_owned).into_iter().collect();
+    let Entity { domain, entries } = Entity::read(domain, &entries)?;
+    let [(key, value)] = entries.as_slice() else {
+        bail!("a plan is assigned to one entry, not to {}", entries.len());
+    };
+    Ok(api::target::Target::Plan(api::PlanTarget { domain, key: key.clone(), value: value.clone() }))
 }
 
-pub(super) fn plan_target(domain: String, entity: &str) -> anyhow::Result<api::target::Target> {
-    let (key, value) = key_and_value(entity)?;
-    Ok(api::target::Target::Plan(api::PlanTarget { domain, key, value }))
-}
-
-/// Splits arguments into entries and the limit, which is the last one.
-pub(super) fn split_limit(arguments: &[String]) -> anyhow::Result<(&[String], &str)> {
-    let (limit, entries) = arguments.split_last().context("the limit is missing")?;
-    if key_and_value(limit).is_ok() && !limit.starts_with('{') {
-        bail!("the limit is missing after {limit:?}: add 500/minute, unlimited, blocked or {{unit: minute, …}}");
+/// Splits arguments into entries and the limit, which begins at the first argument that is not `KEY=VALUE`.
+pub(super) fn split_limit(arguments: &[String]) -> anyhow::Result<(&[String], String)> {
+    let is_entry = |argument: &&String| argument.contains('=') && !argument.starts_with('{');
+    let entries = arguments.iter().take_while(is_entry).count();
+    let (entries, words) = arguments.split_at(entries);
+    let limit = words.join(" ");
+    if limit.is_empty() {
+        let last = entries.last().map_or("DOMAIN", String::as_str);
+        bail!("the limit is missing after {last:?}: add 500/minute, unlimited, blocked or {{unit: minute, …}}");
+    }
+    // If another entry follows, the mistake is in the entries, and not in the limit.
+    if words.len() > 1 && !limit.starts_with('{') && words.iter().any(|word| word.contains('=')) {
+        bail!("{:?} is not KEY=VALUE", words[0]);
     }
     Ok((entries, limit))
 }
@@ -97,6 +105,15 @@ pub(super) fn scope(arguments: &[String]) -> anyhow::Result<api::Scope> {
         ),
     };
     Ok(api::Scope { scope: Some(scope) })
+}
+
+/// Reads a scope as it is printed, such as `rule|shop|per_user` or `switch|domain|shop`.
+pub(super) fn printed_scope(text: &str) -> Option<api::Scope> {
+    let name = text.strip_prefix("switch|").unwrap_or(text);
+    match bulk::read_target(&format!("switch|{name}")).ok()?.target? {
+        api::target::Target::Switch(scope) => Some(scope),
+        api::target::Target::Limit(_) | api::target::Target::Plan(_) | api::target::Target::Rules(_) => None,
+    }
 }
 
 pub(super) fn escaped(text: &str) -> String {
@@ -141,14 +158,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_argument_is_the_limit() {
+    fn the_limit_follows_the_entries() {
         let split = |arguments: &[&str]| {
             let arguments: Vec<String> = arguments.iter().map(|argument| (*argument).to_owned()).collect();
-            split_limit(&arguments).ok().map(|(entries, limit)| (entries.len(), limit.to_owned()))
+            split_limit(&arguments).ok().map(|(entries, limit)| (entries.len(), limit))
         };
-        for limit in ["5/minute", "{unit: minute, name: a=b}"] {
+        for limit in ["5/minute", "5 per minute", "{unit: minute, name: a=b}", "blocked"] {
             assert_eq!(split(&["user=bob", limit]), Some((1, limit.to_owned())));
+            let words: Vec<&str> = ["user=bob", "path=/a"].into_iter().chain(limit.split(' ')).collect();
+            assert_eq!(split(&words), Some((2, limit.to_owned())));
         }
+        assert_eq!(split(&["5/minute"]), Some((0, "5/minute".to_owned())), "after a printed descriptor");
         assert_eq!((split(&["user=bob"]), split(&[])), (None, None), "the limit is missing");
+        assert_eq!(split(&["user", "path=/a", "5/minute"]), None, "an entry without a value");
+    }
+
+    #[test]
+    fn a_plan_belongs_to_one_entry() {
+        let target = |domain, entity: Option<&str>| plan_target(domain, entity).ok();
+        assert_eq!(target("shop", Some("tenant=a")), target("plan|shop|tenant=a", None));
+        assert!(target("shop", Some("tenant=a")).is_some());
+        assert_eq!((target("shop|tenant=a|user=b", None), target("shop", None)), (None, None));
     }
 }

@@ -1,22 +1,19 @@
 //! [`Output`]: prints responses as text or as JSON.
 
-use std::{io::IsTerminal, sync::LazyLock, time::SystemTime};
+use std::{io::IsTerminal, time::SystemTime};
 
-use anyhow::Context;
 use prost::Message;
-use prost_reflect::{DescriptorPool, DynamicMessage};
 use prost_types::Timestamp;
-use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1 as api};
+use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
+    super::grpc,
     client::PerInstance,
     parse::{escaped, target_name},
 };
 
 /// Maximum number of combinations of keys without a rule that are printed.
 const MAX_UNMATCHED: usize = 20;
-
-static POOL: LazyLock<Option<DescriptorPool>> = LazyLock::new(|| DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok());
 
 #[derive(Clone, Copy)]
 pub(super) struct Output {
@@ -83,11 +80,14 @@ impl Output {
             return print_json("InspectResponse", response);
         }
         response.match_steps.iter().for_each(|step| println!("{step}"));
+        // Without a rule, only an override of exactly this descriptor applies. Then it has decided.
+        let has_limit = response.rule.is_some() || response.decided_by != "rule";
+        let label = if has_limit { "override" } else { "override without effect, because no rule applies" };
         for entry in &response.overrides {
             let until = entry.until.map(|until| format!(" until {}", format_time(until))).unwrap_or_default();
             let why = if entry.reason.is_empty() { String::new() } else { format!(": {}", entry.reason) };
             let (name, value) = (target_name(entry.target.as_ref()), &entry.value);
-            println!("override: {name} {value}{until} (by {}{why})", entry.author);
+            println!("{label}: {name} {value}{until} (by {}{why})", entry.author);
             if !entry.matches_nothing.is_empty() {
                 println!("  it matches nothing: {}", entry.matches_nothing);
             }
@@ -95,6 +95,10 @@ impl Output {
         match &response.counter {
             Some(counter) => self.counter(counter),
             None => println!("counter: none"),
+        }
+        if !has_limit {
+            println!("now: no rule applies, so a request is allowed without being counted");
+            return Ok(());
         }
         let decided_by = if response.decided_by == "rule" {
             "the rule".to_owned()
@@ -413,9 +417,6 @@ fn print_table<const COLUMNS: usize>(header: [&str; COLUMNS], rows: &[[String; C
 }
 
 fn print_json(name: &str, message: &impl Message) -> anyhow::Result<()> {
-    let descriptor = POOL.as_ref().and_then(|pool| pool.get_message_by_name(&format!("sluicegate.admin.v1.{name}")));
-    let descriptor = descriptor.with_context(|| format!("no JSON representation of {name}"))?;
-    let message = DynamicMessage::decode(descriptor, &message.encode_to_vec()[..])?;
-    println!("{}", serde_json::to_string(&message)?);
+    println!("{}", grpc::json(&format!("sluicegate.admin.v1.{name}"), message)?);
     Ok(())
 }

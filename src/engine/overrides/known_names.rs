@@ -31,6 +31,14 @@ struct Nearest {
     is_similar: bool,
 }
 
+impl UnknownName {
+    /// Creates the error `problem` about `name`, with the nearest of the known names.
+    #[must_use]
+    pub fn new<'n>(problem: String, name: &str, known: impl Iterator<Item = &'n str>) -> Self {
+        Self { problem, nearest: nearest(name, known) }
+    }
+}
+
 impl fmt::Display for UnknownName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.problem)?;

@@ -1,0 +1,45 @@
+//! Tips for commands that do not exist, but have another name here.
+
+use std::ffi::OsString;
+
+use clap::{
+    Command, Error,
+    error::{ContextKind, ContextValue},
+};
+
+/// Other words for commands. The commands that the group of the unknown one contains are suggested.
+const SYNONYMS: [(&str, &[&str]); 12] = [
+    ("disable", &["off"]),
+    ("enable", &["enforce", "clear"]),
+    ("on", &["enforce", "clear"]),
+    ("block", &["deny"]),
+    ("dry-run", &["shadow"]),
+    ("add", &["set", "assign"]),
+    ("remove", &["unset", "unassign", "clear", "drop"]),
+    ("delete", &["unset", "unassign", "clear", "drop"]),
+    ("show", &["list", "inspect"]),
+    ("validate", &["check"]),
+    ("test", &["request"]),
+    ("status", &["health"]),
+];
+
+/// Adds the names of commands to the error about an unknown command, if no similar name was found.
+pub(super) fn add(mut error: Error, program: &Command, arguments: &[OsString]) -> Error {
+    let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
+        return error;
+    };
+    let mut group = program;
+    for argument in arguments {
+        if argument.to_str() == Some(word) {
+            break;
+        }
+        group = group.find_subcommand(argument).unwrap_or(group);
+    }
+    let synonyms = SYNONYMS.iter().find(|(synonym, _)| synonym == word).map_or([].as_slice(), |(_, names)| names);
+    let names: Vec<String> =
+        synonyms.iter().filter(|name| group.find_subcommand(name).is_some()).map(|name| (*name).to_owned()).collect();
+    if !names.is_empty() {
+        error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(names));
+    }
+    error
+}
