@@ -1,4 +1,4 @@
-//! The command line: `serve` (the default), `check`, `shard`, `simulate`, `ctl`, `health`, `migrate`,
+//! The command line: `serve` (the default), `check`, `shard`, `simulate`, `request`, `ctl`, `health`, `migrate`,
 //! `schema`, `man` and `completions`.
 
 // Its macros replace those of the standard library in the other modules.
@@ -11,6 +11,7 @@ mod entries;
 mod grpc;
 mod health;
 mod report;
+mod request;
 mod shard;
 mod simulate;
 #[cfg(test)]
@@ -38,6 +39,7 @@ const COMPAT_PROGRAM_NAME: &str = "ratelimit";
 const EXAMPLES: &str = "Examples:
   sluicegate --rules rules
   sluicegate check rules
+  sluicegate request shop user=bob
   sluicegate ctl top";
 
 const SERVE_EXAMPLES: &str = "Examples:
@@ -65,6 +67,8 @@ enum Command {
     Shard(shard::ShardArgs),
     /// Replay recorded traffic against other rules and report what they would deny
     Simulate(simulate::SimulateArgs),
+    /// Send one rate limit request by gRPC and print the response (exit code 1 if it is denied, 2 on an error)
+    Request(request::RequestArgs),
     /// Operate a running service by its admin API: limits, plans, switches, counters and candidate rules
     Ctl(Box<ctl::CtlArgs>),
     /// Check the health of the local service (exit code 1 if unhealthy)
@@ -185,6 +189,7 @@ fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Some(Command::Check(args)) => check::run(&args),
         Some(Command::Shard(args)) => shard::run(args),
         Some(Command::Simulate(args)) => simulate::run(&args),
+        Some(Command::Request(args)) => Ok(request::run(&args)),
         Some(Command::Ctl(args)) => ctl::run(*args),
         Some(Command::Schema { files }) => {
             let schema = match files {

@@ -8,12 +8,16 @@ mod cli;
 mod console_api;
 /// The file of overrides: mounts, links, full disks, two processes, and lines that cannot be read.
 mod journal;
+/// Mistakes on the command line, and inputs in the spelling of outputs.
+mod messages;
 /// Alerts, the dashboard, and a real Prometheus.
 mod monitoring;
 /// Traces and metrics exported to a collector.
 mod otlp;
 /// Overrides: how they take effect and reach every instance.
 mod overrides;
+/// `sluicegate request`.
+mod request;
 /// The shutdown of the process.
 mod shutdown;
 /// `sluicegate simulate` on recorded traffic.

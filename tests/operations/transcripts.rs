@@ -45,6 +45,7 @@ fn run(line: &str, folder: &Path, operator: &Operator) -> String {
         .current_dir(folder)
         .env("PATH", format!("{bin}:{}", std::env::var("PATH").unwrap()))
         .env("SLUICEGATE_ADMIN", &operator.addr)
+        .env("SLUICEGATE_GRPC", format!("http://{}", operator.server.grpc))
         .env("SLUICEGATE_TOKEN_FILE", "token")
         .output()
         .unwrap();

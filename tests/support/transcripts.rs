@@ -30,9 +30,9 @@ pub(crate) fn is_documented(printed: &str, expected: &[&str]) -> bool {
 
 /// Replaces the parts of a line that differ between runs by `…`.
 pub(crate) fn with_placeholders(line: &str) -> String {
-    for start in ["  reset in ", "  retry after "] {
-        if line.starts_with(start) {
-            return format!("{start}…");
+    for start in ["  reset in ", "  retry after ", ", reset in "] {
+        if let Some((before, _)) = line.split_once(start) {
+            return format!("{before}{start}…");
         }
     }
     if let Some((hits, _)) = line.split_once(" hits in ") {
