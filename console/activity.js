@@ -14,7 +14,7 @@ const EMPTY = {
 const activity = createStore(EMPTY);
 export const useActivity = () => useStore(activity);
 
-// Changes with each set of rules and each override, so that pages load them anew.
+// Changes with each set of rules, each override and each new connection, so that pages load their data anew.
 const rulesVersion = createStore("");
 export const useRulesVersion = () => useStore(rulesVersion);
 
@@ -22,6 +22,7 @@ let allInstances = false;
 let stop = null;
 let lastMessage = new Date();
 let knownVersion = null;
+let connections = 0;
 let hiddenTimer = 0;
 
 const COUNTS = ["requests", "errors", "requested", "denied", "nearLimit", "shadow", "storeCalls", "decidedByLease",
@@ -43,7 +44,8 @@ function merge(known, added, oldest) {
   return [...byStart.values()].filter(({ start }) => start >= oldest).sort((a, b) => a.start - b.start);
 }
 
-const eventKey = (event) => `${event.instance ?? ""}/${event.id ?? 0}`;
+// The numbers of events begin anew with each process.
+const eventKey = (event) => `${event.instance ?? ""}/${event.id ?? 0}/${event.at}`;
 
 function addEvents(known, added) {
   const keys = new Set(known.map(eventKey));
@@ -58,11 +60,15 @@ function received(message, isFirst) {
   if (isFirst) loadSession();
   const added = (message.periods ?? []).map(readPeriod);
   const oldest = Date.now() - HOUR_MS - 10_000;
-  const periods = added.length || isFirst ? merge(isFirst ? [] : before.periods, added, oldest) : before.periods;
+  // A process that has restarted does not know what was before. The page keeps what it has received.
+  const isReconnected = isFirst && before.lostSince !== null;
+  const known = isFirst && !isReconnected ? [] : before.periods;
+  const periods = added.length || isFirst ? merge(known, added, oldest) : before.periods;
   const { all, fresh } = addEvents(isFirst ? [] : before.events, message.events ?? []);
-  const reconnected = isFirst && before.everConnected ? addEvents(before.events, message.events ?? []).fresh : [];
+  const freshAgain = isFirst && before.everConnected ? addEvents(before.events, message.events ?? []).fresh : [];
   const version = String(message.rulesVersion ?? "0");
-  if (knownVersion !== null && version !== knownVersion) rulesVersion.set(version);
+  if (isReconnected) connections += 1;
+  if (isReconnected || (knownVersion !== null && version !== knownVersion)) rulesVersion.set(`${version}/${connections}`);
   knownVersion = version;
   activity.set({
     periods,
@@ -70,10 +76,13 @@ function received(message, isFirst) {
     servers: message.servers ?? [],
     instances: message.instances ?? [],
     events: all,
-    freshEvents: isFirst ? reconnected : fresh,
+    freshEvents: isFirst ? freshAgain : fresh,
     connected: true, everConnected: true, lostSince: null, lostMessage: "",
   });
 }
+
+// Reports whether what the page shows is old, because the connection is lost.
+export const isLost = ({ connected, lostSince }) => !connected && lostSince !== null;
 
 function lost(error) {
   const before = activity.get();

@@ -1,11 +1,12 @@
 // Starts the console: the frame of all pages, the banner about the connection, and the choice of the page.
 import { html, render, useEffect, useLayoutEffect, useRef, useState } from "./base.js";
-import { startActivity, restartActivity, useActivity } from "./activity.js";
+import { isLost, startActivity, restartActivity, useActivity } from "./activity.js";
 import { clock, visible } from "./format.js";
 import { Text } from "./parts.js";
 import { loadSession, signOut, useSession } from "./session.js";
 import { SignInDialog } from "./sign_in.js";
 import { link, useRoute } from "./state.js";
+import { storeText } from "./words.js";
 import { Now } from "./pages/now.js";
 import { Rules } from "./pages/rules.js";
 import { RulePage } from "./pages/rule.js";
@@ -13,10 +14,11 @@ import { DescriptorPage } from "./pages/descriptor.js";
 import { Change } from "./pages/change.js";
 import { Simulate } from "./pages/simulate.js";
 
+// A page without a place in the menu has the name of the page that lists its subjects.
 const PAGES = {
   now: { title: "Now", component: Now },
   rules: { title: "Rules", component: Rules },
-  rule: { title: "Rule", component: RulePage },
+  rule: { title: "Rule", component: RulePage, list: "rules" },
   descriptor: { title: "Descriptor", component: DescriptorPage },
   change: { title: "Change", component: Change },
   simulate: { title: "Simulate", component: Simulate },
@@ -43,10 +45,11 @@ function Role({ session }) {
 }
 
 function Banner({ session }) {
-  const { connected, lostSince, lostMessage } = useActivity();
-  const isLost = !connected && lostSince !== null && !session.needsToken;
-  return html`<div role="status" id="banner" data-test="banner" class=${isLost ? "banner" : "banner-empty"}>
-    ${isLost && `No connection to the instance since ${clock(lostSince)}. ${visible(lostMessage)} Trying again…`}</div>`;
+  const activity = useActivity();
+  const isShown = isLost(activity) && !session.needsToken;
+  const { lostSince, lostMessage } = activity;
+  return html`<div role="status" id="banner" data-test="banner" class=${isShown ? "banner" : "banner-empty"}>
+    ${isShown && `No connection to the instance since ${clock(lostSince)}: the page shows what was known then. ${visible(lostMessage)} Trying again…`}</div>`;
 }
 
 // The last events, for screen readers, as they happen.
@@ -60,14 +63,22 @@ function Announcer() {
 }
 
 function Navigation({ page }) {
-  return html`<nav aria-label="Pages"><ul>${Object.entries(PAGES).map(([name, { title }]) => html`<li key=${name}>
-    <a href=${link(name)} aria-current=${name === page ? "page" : undefined}>${title}</a></li>`)}</ul></nav>`;
+  const items = Object.entries(PAGES).filter(([, { list }]) => !list);
+  const currentOf = (name) => (name === page ? "page" : PAGES[page].list === name || undefined);
+  return html`<nav aria-label="Pages"><ul>${items.map(([name, { title }]) => html`<li key=${name}>
+    <a href=${link(name)} aria-current=${currentOf(name)}>${title}</a></li>`)}</ul></nav>`;
 }
 
 // Stands for every page until the operator has signed in.
 const NeedsToken = () => html`<h1 tabindex="-1">Sign in</h1>
   <p data-test="needs-token">This address answers only callers with a token of <code>admin.token_file</code> or a client certificate.
     Use “Sign in with a token”, or open the console at the address of <code>http.addr</code>, which needs no token.</p>`;
+
+// The main part of the page, which is dimmed while the connection is lost.
+function Main({ holder, page, children }) {
+  const activity = useActivity();
+  return html`<main id="main" ref=${holder} data-page=${page} class=${isLost(activity) ? "old" : ""}>${children}</main>`;
+}
 
 function App() {
   const { page, params } = useRoute();
@@ -96,12 +107,12 @@ function App() {
       <a class="brand" href=${link("now")}>Sluicegate</a>
       <${Navigation} page=${known} />
       <div class="instance"><span data-test="instance"><${Text} value=${session.instance} length=${40} /></span>
-        ${session.store && html`<span class="tag" data-test="store" title="Where counters are">${session.store}</span>`}</div>
+        ${session.store && html`<span class="tag" data-test="store">${storeText(session.store)}</span>`}</div>
       <${Role} session=${session} />
     </header>
     <${Banner} session=${session} /><${Announcer} />
-    <main id="main" ref=${main} data-page=${known}>
-      ${session.needsToken ? html`<${NeedsToken} />` : html`<${Page} key=${known} params=${params} />`}</main>
+    <${Main} holder=${main} page=${known}>
+      ${session.needsToken ? html`<${NeedsToken} />` : html`<${Page} key=${known} params=${params} />`}</${Main}>
     <footer class="muted">Sluicegate ${session.version}</footer>`;
 }
 

@@ -1,4 +1,5 @@
-// A chart over time: a wrapper around uPlot with direct labels, line styles and a text summary for screen readers.
+// A chart over time: a wrapper around uPlot with direct labels, line styles and a text summary for screen readers. The
+// charts of a page show the same time under the pointer.
 import { html, useEffect, useRef, useState } from "./base.js";
 import { clock, compact, minute } from "./format.js";
 
@@ -38,6 +39,21 @@ function drawLabels(plot, series) {
   ctx.restore();
 }
 
+// Seconds between two ticks.
+const TICKS = [5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21_600, 86_400];
+const SECONDS_WIDTH = 64;
+const MINUTES_WIDTH = 44;
+
+// The least pixels between ticks: texts with seconds are wider.
+function tickSpace(plot, axis, first, last, width) {
+  return ((last - first) / width) * SECONDS_WIDTH <= 30 ? SECONDS_WIDTH : MINUTES_WIDTH;
+}
+
+// The texts of ticks, with seconds if they are less than a minute apart.
+function timeTicks(plot, splits, axis, space, seconds) {
+  return splits.map((split) => (seconds < 60 ? clock : minute)(split * 1000));
+}
+
 function options(series, width, height, format, onCursor) {
   const axis = { stroke: colour("muted"), font: "11px system-ui, sans-serif", grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
   return {
@@ -45,10 +61,10 @@ function options(series, width, height, format, onCursor) {
     height,
     padding: [8, LABEL_WIDTH, 0, 0],
     legend: { show: false },
-    cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
+    cursor: { y: false, drag: { x: false, y: false }, points: { show: false }, sync: { key: "page", setSeries: false } },
     scales: { y: { range: (_, __, highest) => [0, highest > 0 ? highest * 1.08 : 1] } },
     axes: [
-      { ...axis, size: 24, values: (_, splits) => splits.map((split) => minute(split * 1000)), space: 60 },
+      { ...axis, size: 24, values: timeTicks, incrs: TICKS, space: tickSpace },
       { ...axis, size: 52, values: (_, splits) => splits.map(format), space: 30 },
     ],
     series: [{}, ...series.map((line) => ({
@@ -104,7 +120,7 @@ export function Chart({ title, times, series, format, axisFormat = compact, summ
   return html`<figure class="chart" data-test=${test}>
     <div class="chart-title">${title}${hasCursor && html`<span class="cursor-time" aria-hidden="true">at ${clock(times[cursor])}</span>`}</div>
     <figcaption>${series.map((line, index) => html`<div key=${line.label}><${Swatch} line=${line} />
-      ${hasCursor && html`<span aria-hidden="true">${line.label}: ${format(line.values[cursor] ?? 0)}</span>`}
+      ${hasCursor && html`<span aria-hidden="true">${line.label}: ${line.values[cursor] == null ? "–" : format(line.values[cursor])}</span>`}
       <span class=${hasCursor ? "unseen" : ""}>${summaries[index]}</span></div>`)}</figcaption>
     <div class="plot" ref=${holder} aria-hidden="true"></div>
   </figure>`;

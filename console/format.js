@@ -12,6 +12,12 @@ export const integer = (value) => Number(value ?? 0);
 
 export const number = (value) => whole.format(value);
 
+// A limit with separators of thousands: `100,000 per minute`.
+export const limitText = (text = "") => text.replace(/(?<![\w.,])\d{4,}(?![\w.])/g, (digits) => whole.format(BigInt(digits)));
+
+// A limit as the API reads it: without the separators that `limitText` adds.
+export const plainLimit = (text) => text.trim().replace(/(?<=\d),(?=\d{3}(?!\d))/g, "");
+
 // A number per second: one decimal below 100.
 export function rate(value) {
   if (!value) return "0";
@@ -39,6 +45,12 @@ export function latency(microseconds) {
   if (microseconds < 1000) return `${whole.format(microseconds)} µs`;
   if (microseconds < 1e6) return `${tenth.format(microseconds / 1000)} ms`;
   return `${tenth.format(microseconds / 1e6)} s`;
+}
+
+// A latency for axes, without needless decimals.
+export function shortLatency(microseconds) {
+  if (microseconds < 1000) return `${whole.format(microseconds)} µs`;
+  return microseconds < 1e6 ? `${+(microseconds / 1000).toFixed(1)} ms` : `${+(microseconds / 1e6).toFixed(1)} s`;
 }
 
 export const plural = (count, one, many = `${one}s`) => `${number(count)} ${count === 1 ? one : many}`;

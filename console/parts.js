@@ -8,7 +8,8 @@ import { descriptorText, entriesText } from "./words.js";
 import { link } from "./state.js";
 
 // Calls a method and renders again with its answer. `request` null: no call. The call is repeated when the request, the
-// rules or the role change, and every `every` milliseconds. Returns `{ data, error, loading, reload }`.
+// rules or the role change, after a lost connection, and every `every` milliseconds. Without a connection, the former answer
+// stays. Returns `{ data, error, loading, reload }`.
 export function useCall(method, request, every = 0) {
   const rulesVersion = useRulesVersion();
   const { role, caller } = useSession();
@@ -25,7 +26,10 @@ export function useCall(method, request, every = 0) {
       if (!controller.signal.aborted) setState({ data, error: null, loading: false, key });
     } catch (error) {
       if (controller.signal.aborted) return;
-      setState((before) => ({ data: before.key === key ? before.data : null, error, loading: false, key }));
+      setState((before) => {
+        const data = before.key === key ? before.data : null;
+        return { data, error: data && error.status === 0 ? before.error : error, loading: false, key };
+      });
     } finally {
       if (running.current === controller) running.current = null;
     }
@@ -38,6 +42,11 @@ export function useCall(method, request, every = 0) {
   useInterval(() => running.current ?? load(), every);
   if (key === null) return { data: null, error: null, loading: false, reload: load };
   return { ...state, reload: load };
+}
+
+// What a call has returned, also if a later one failed: `children` is a function of the answer.
+export function Loaded({ state: { data, error }, what, children }) {
+  return html`<${Alert} error=${error} />${data ? children(data) : !error && html`<${Loading} what=${what} />`}`;
 }
 
 // Foreign text, isolated from the direction of its surroundings, with control characters made visible, cut when long.
@@ -62,6 +71,12 @@ export function Alert({ error, children }) {
 }
 
 export const Time = ({ value }) => html`<time datetime=${value} title=${fullTime(value)}>${clock(value)}</time>`;
+
+// Says that numbers are those of the instance that serves the page, and not of all.
+export function Whose() {
+  const { instance } = useSession();
+  return html`<span class="whose" data-test="whose">on <${Text} value=${instance || "this instance"} length=${40} /> only</span>`;
+}
 
 export function EntityLink({ descriptor, length = 80 }) {
   const text = `${descriptor?.domain ?? ""} ${entriesText(descriptor?.entries)}`;
@@ -105,6 +120,14 @@ export function Copyable({ text }) {
   };
   return html`<div class="copyable"><code data-test="curl" tabindex="0">${visible(text)}</code>
     <button type="button" onClick=${copy}>Copy</button><span role="status">${copied ? "Copied" : ""}</span></div>`;
+}
+
+// A text field with a list of what exists. `options`: `{ value, text }`; other values are possible, too.
+export function ListInput({ name, label, value, options, change, placeholder, required = true }) {
+  const list = `list-${(label ?? name).replaceAll(" ", "-")}`;
+  return html`<input name=${name} aria-label=${label} required=${required} value=${value} placeholder=${placeholder} list=${list}
+      autocomplete="off" spellcheck=${false} onInput=${(event) => change(event.target.value)} />
+    <datalist id=${list}>${options.slice(0, 200).map((option) => html`<option key=${option.value} value=${option.value}>${option.text}</option>`)}</datalist>`;
 }
 
 // A label above a form control.

@@ -48,7 +48,8 @@ class RowLoader {
       this.error = null;
     } catch (error) {
       if (this.isClosed || controller.signal.aborted) return;
-      this.error = error;
+      // Without a connection, the rows stay, and the banner reports it.
+      if (!this.totals || error.status !== 0) this.error = error;
     } finally {
       if (this.running.get(page) === controller) this.running.delete(page);
     }

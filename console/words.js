@@ -1,5 +1,5 @@
 // Words for things of the API: descriptors, targets of overrides, switches, kinds of events, algorithms.
-import { integer } from "./format.js";
+import { integer, limitText } from "./format.js";
 
 const SIMPLE = /^[^\s"'\\{}]+$/;
 
@@ -70,7 +70,16 @@ export function switchText(rule = {}) {
 
 export const deniesNothing = (rule) => ["shadow mode", "off"].includes(switchText(rule));
 
+const STORES = {
+  memory: "counters in memory", server: "counters in Redis", sentinel: "counters in Redis with Sentinel", cluster: "counters in Redis Cluster",
+  ring: "counters on a ring of Redis servers",
+};
+export const storeText = (store) => STORES[store] ?? store;
+
 export const spaced = (text = "") => text.replaceAll("_", " ");
+
+// The limit of a rule where its algorithm is shown beside it, or does not matter.
+export const shortLimit = ({ limit = "", algorithm }) => limitText(limit).replace(`, ${algorithm}`, "");
 
 export function locationText(rule = {}) {
   if (!rule.file) return "";

@@ -13,7 +13,7 @@ function Entry({ entry, isAllowed, undo }) {
   const changes = entry.changes ?? [];
   const isUndoable = isAllowed && changes.length === 1 && undoOf(changes).length === 1;
   return html`<tr data-test="audit-entry"><td><${Time} value=${entry.at} /></td><td><${Text} value=${entry.author ?? ""} length=${40} /></td>
-    <td>${changes.slice(0, 10).map((change, index) => html`<div key=${index}>${targetKind(change.target)} <${Text} value=${targetText(change.target)} length=${100} />:
+    <td class="wide">${changes.slice(0, 10).map((change, index) => html`<div key=${index}>${targetKind(change.target)} <${Text} value=${targetText(change.target)} length=${100} />:
       ${" "}<${OverrideText} override=${change.before} /> <span aria-label="to">→</span> <${OverrideText} override=${change.after} /></div>`)}
       ${changes.length > 10 && html`<div class="muted">and ${changes.length - 10} more</div>`}
       ${changes.length === 0 && html`<span class="muted">another action</span>`}</td>

@@ -1,7 +1,7 @@
 // What applies to one descriptor: the decision, the rule, the steps of the match, and the counter.
 import { html, useState } from "../base.js";
-import { duration, integer, number, percent } from "../format.js";
-import { Alert, Loading, LongText, RuleLink, Text, Time, useCall } from "../parts.js";
+import { duration, integer, limitText, number, percent } from "../format.js";
+import { Alert, Loading, LongText, RuleLink, Text, Time, Whose, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
 import { CounterPicture } from "./counter_picture.js";
 
@@ -26,7 +26,7 @@ function CounterFacts({ counter }) {
   const used = integer(counter.used);
   const remaining = integer(counter.remaining);
   return html`<h3>Counter</h3><dl class="facts" data-test="counter">
-    <${Fact} name="Limit"><strong><${LongText} value=${counter.limit ?? ""} /></strong></${Fact}>
+    <${Fact} name="Limit"><strong><${LongText} value=${limitText(counter.limit)} /></strong></${Fact}>
     <${Fact} name="Used"><span data-test="used">${number(used)}</span> ${used === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Remaining"><span data-test="remaining">${number(remaining)}</span> ${remaining === 1 ? "hit" : "hits"}</${Fact}>
     <${Fact} name="Full limit available">${integer(counter.resetUs) ? `in ${duration(integer(counter.resetUs))}` : "now"}</${Fact}>
@@ -40,7 +40,7 @@ function CounterFacts({ counter }) {
 
 function Rule({ rule, decidedBy }) {
   if (!rule) return html`<p data-test="no-rule">No rule applies, so nothing is limited.</p>`;
-  return html`<p data-test="matched-rule">Rule <${RuleLink} path=${rule.path || rule.name} />: <strong><${Text} value=${rule.limit} /></strong>
+  return html`<p data-test="matched-rule">Rule <${RuleLink} path=${rule.path || rule.name} />: <strong><${Text} value=${limitText(rule.limit)} /></strong>
     ${" "}<span class="muted"><${Text} value=${locationText(rule)} /></span>${decidedBy && html`. Decided ${decidedByText(decidedBy)}.`}</p>`;
 }
 
@@ -49,8 +49,9 @@ export function Inspection({ descriptor }) {
   const { data, error, reload } = useCall("Inspect", { descriptor }, isLive ? 1000 : 0);
   if (error && !data) return html`<${Alert} error=${error} />`;
   if (!data) return html`<${Loading} />`;
-  return html`<p class=${`verdict ${data.allowed ? "up" : "down"}`} data-test="decision"><span aria-hidden="true">${data.allowed ? "●" : "✕"}</span> ${decisionText(data)}
-      ${data.deniedSince && html` <span class="muted">This instance has denied it since <${Time} value=${data.deniedSince} />.</span>`}</p>
+  return html`<p class=${`verdict ${data.allowed ? "up" : "denied"}`} data-test="decision"><span aria-hidden="true">${data.allowed ? "●" : "✕"}</span> ${decisionText(data)}
+      ${data.deniedSince && html`<br /><span class="muted" data-test="first-denial">In the last minutes, the first denial was at <${Time} value=${data.deniedSince} />,
+        ${" "}<${Whose} />. Requests may have been allowed since then.</span>`}</p>
     <${Rule} rule=${data.rule} decidedBy=${data.decidedBy} />
     <div class="buttons"><button type="button" onClick=${reload}>Refresh</button>
       <label><input type="checkbox" data-test="live" checked=${isLive} onChange=${(event) => setLive(event.target.checked)} /> Refresh every second</label></div>

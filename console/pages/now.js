@@ -3,8 +3,8 @@ import { html, useEffect, useMemo } from "../base.js";
 import { useActivity, watchAllInstances } from "../activity.js";
 import { canRead, useSession } from "../session.js";
 import { integer, latency, number, percent, plural, rate } from "../format.js";
-import { Alert, Copyable, EntityLink, Loading, NeedsRead, RuleLink, ShareBar, Text, Time, useCall } from "../parts.js";
-import { EVENT_KINDS, deniesNothing, exampleOf, switchText } from "../words.js";
+import { Copyable, EntityLink, Loaded, NeedsRead, RuleLink, ShareBar, Text, Time, Whose, useCall } from "../parts.js";
+import { EVENT_KINDS, deniesNothing, exampleOf, shortLimit, switchText } from "../words.js";
 import { link, replaceParams } from "../state.js";
 import { ActivityCharts } from "./now_charts.js";
 
@@ -12,7 +12,8 @@ function ScopeChoice({ scope, session, instances }) {
   const isShared = session.store !== "" && session.store !== "memory";
   const choose = (event) => replaceParams({ scope: event.target.value === "all" ? "all" : "" });
   return html`<fieldset class="choice" data-test="scope"><legend class="unseen">Instances</legend>
-    <label><input type="radio" name="scope" value="one" checked=${scope !== "all"} onChange=${choose} /> This instance</label>
+    <label><input type="radio" name="scope" value="one" checked=${scope !== "all"} onChange=${choose} /> This instance
+      ${" "}<span class="muted">(<${Text} value=${session.instance} length=${40} />)</span></label>
     <label class=${isShared ? "" : "muted"}><input type="radio" name="scope" value="all" checked=${scope === "all"}
       disabled=${!isShared} onChange=${choose} /> All instances</label>
     ${scope === "all" && html`<span class="muted" data-test="instances" title=${instances.map(({ name }) => name).join(", ")}>
@@ -21,15 +22,22 @@ function ScopeChoice({ scope, session, instances }) {
   </fieldset>`;
 }
 
-const Figure = ({ label, value, note, test }) => html`<div class="figure" data-test=${test}>
-  <dt>${label}</dt><dd><span class="figure-value">${value}</span><span class="figure-note">${note}</span></dd></div>`;
+const Figure = ({ label, value, note, test, isBad }) => html`<div class="figure" data-test=${test}>
+  <dt>${label}</dt><dd><span class=${`figure-value ${isBad ? "down" : ""}`}>${value}</span><span class="figure-note">${note}</span></dd></div>`;
+
+// The errors of the last hour. The last ten seconds (`current`) have some that no period has yet, and some that are in both.
+function errorsOf(periods, current) {
+  const sum = (list) => list.reduce((total, { errors }) => total + errors, 0);
+  const finished = periods.filter(({ start, seconds }) => current && start + seconds * 1000 <= current.start);
+  return Math.max(sum(periods), sum(finished) + (current?.errors ?? 0));
+}
 
 // The rates of the last ten seconds (`current`), and the errors of the last hour.
 function Figures({ periods, current }) {
   const count = (name) => current?.[name] ?? 0;
   const perSecond = (name) => rate(count(name) / (current?.seconds || 1));
   const isBusy = count("requests") > 0;
-  const errors = periods.reduce((total, period) => total + period.errors, 0);
+  const errors = errorsOf(periods, current);
   return html`<dl class="figures" data-test="figures">
     <${Figure} test="decisions" label="Decisions per second" value=${perSecond("requests")} note=${`${perSecond("requested")} hits/s`} />
     <${Figure} test="denied" label="Denied share of hits" value=${percent(count("denied") / (count("requested") || 1))}
@@ -37,7 +45,8 @@ function Figures({ periods, current }) {
     <${Figure} test="near-limit" label="Near limit" value=${perSecond("nearLimit")} note="hits/s" />
     <${Figure} test="latency" label="Latency, 99%" value=${isBusy ? latency(current.latencyP99Us) : "–"}
       note=${isBusy ? `50%: ${latency(current.latencyP50Us)}` : "no requests"} />
-    <${Figure} test="errors" label="Errors per second" value=${perSecond("errors")} note=${`${number(errors)} in the last hour`} />
+    <${Figure} test="errors" label="Errors per second" value=${perSecond("errors")} note=${`${number(errors)} in the last hour`}
+      isBad=${count("errors") > 0} />
   </dl>`;
 }
 
@@ -56,35 +65,45 @@ function NoRequests() {
     <p class="muted">This note disappears with the first request.</p></section>`;
 }
 
-function TopEntities() {
-  const session = useSession();
-  const { data, error } = useCall("ListTopEntities", canRead(session) ? { maxResults: 5 } : null, 5000);
-  if (!canRead(session)) return html`<${NeedsRead} />`;
-  if (error) return html`<${Alert} error=${error} />`;
-  if (!data) return html`<${Loading} />`;
-  const entities = data.entities ?? [];
-  if (!entities.length) return html`<p class="muted">No entity was denied in the last minutes.</p>`;
-  return html`<table data-test="denied-entities"><caption>Entities with the most denied hits in the last
-      ${" "}${plural(Math.max(1, Math.round(integer(data.periodSeconds) / 60)), "minute")}</caption>
-    <thead><tr><th scope="col">Entity</th><th scope="col">Rule</th><th scope="col" class="number">Denied hits</th></tr></thead>
-    <tbody>${entities.map((entity, index) => html`<tr key=${index}><td><${EntityLink} descriptor=${entity.descriptor} /></td>
-      <td>${entity.rulePath ? html`<${RuleLink} path=${entity.rulePath} />` : html`<${Text} value=${entity.rule} length=${40} />`}</td>
-      <td class="number">${number(integer(entity.hits))}</td></tr>`)}</tbody></table>`;
+// Since when this instance counts, if that is not the whole last hour.
+function startOf(activity, session) {
+  const since = activity.instances.find(({ name }) => name === session.instance)?.since;
+  return since && Date.now() - new Date(since).getTime() < 3_600_000 ? since : null;
 }
 
-function TopRules() {
-  const { data, error } = useCall("ListRuleActivity", { pageSize: 5, rulesOnly: true }, 5000);
-  if (error) return html`<${Alert} error=${error} />`;
-  if (!data) return html`<${Loading} />`;
-  const rows = (data.rows ?? []).filter((row) => integer(row.activity?.denied) > 0);
-  if (!rows.length) return html`<p class="muted">No rule denied a hit in the last hour.</p>`;
-  return html`<table data-test="denied-rules"><caption>Rules with the most denied hits</caption>
-    <thead><tr><th scope="col">Rule</th><th scope="col">Limit</th><th scope="col" class="number">Denied hits</th><th scope="col">Share</th></tr></thead>
-    <tbody>${rows.map((row) => html`<tr key=${row.path}><td><${RuleLink} path=${row.path} /></td>
-      <td>${row.rule.limit}${deniesNothing(row.rule) && html` <span class="tag">${switchText(row.rule)}</span>`}</td>
-      <td class="number">${number(integer(row.activity.denied))}</td>
-      <td><${ShareBar} share=${integer(row.activity.denied) / Math.max(1, integer(row.activity.requested))} pattern="denied-fill" /></td>
-      </tr>`)}</tbody></table>`;
+const Period = ({ start }) => (start ? html`since this instance started at <${Time} value=${start} />` : "in the last hour");
+
+const EntityRow = (entity) => html`<tr><td><${EntityLink} descriptor=${entity.descriptor} /></td>
+  <td>${entity.rulePath ? html`<${RuleLink} path=${entity.rulePath} />` : html`<${Text} value=${entity.rule} length=${40} />`}</td>
+  <td class="number">${number(integer(entity.hits))}</td></tr>`;
+
+function TopEntities() {
+  const session = useSession();
+  const state = useCall("ListTopEntities", canRead(session) ? { maxResults: 5 } : null, 5000);
+  if (!canRead(session)) return html`<${NeedsRead} />`;
+  return html`<${Loaded} state=${state}>${({ entities = [], periodSeconds }) => {
+    if (!entities.length) return html`<p class="muted">No entity was denied in the last minutes.</p>`;
+    return html`<table data-test="denied-entities"><caption>Entities with the most denied hits in the last
+        ${" "}${plural(Math.max(1, Math.round(integer(periodSeconds) / 60)), "minute")}, <${Whose} /></caption>
+      <thead><tr><th scope="col">Entity</th><th scope="col">Rule</th><th scope="col" class="number">Denied hits</th></tr></thead>
+      <tbody>${entities.map(EntityRow)}</tbody></table>`;
+  }}</${Loaded}>`;
+}
+
+const RuleOfTop = (row) => html`<tr key=${row.path}><td><${RuleLink} path=${row.path} /></td>
+  <td>${shortLimit(row.rule)}${deniesNothing(row.rule) && html` <span class="tag">${switchText(row.rule)}</span>`}</td>
+  <td class="number">${number(integer(row.activity.denied))}</td>
+  <td><${ShareBar} share=${integer(row.activity.denied) / Math.max(1, integer(row.activity.requested))} pattern="denied-fill" /></td></tr>`;
+
+function TopRules({ start }) {
+  const state = useCall("ListRuleActivity", { pageSize: 5, rulesOnly: true }, 5000);
+  return html`<${Loaded} state=${state}>${(data) => {
+    const rows = (data.rows ?? []).filter((row) => integer(row.activity?.denied) > 0);
+    if (!rows.length) return html`<p class="muted" data-test="none-denied">No rule denied a hit <${Period} start=${start} />.</p>`;
+    return html`<table data-test="denied-rules"><caption>Rules with the most denied hits <${Period} start=${start} />, <${Whose} /></caption>
+      <thead><tr><th scope="col">Rule</th><th scope="col">Limit</th><th scope="col" class="number">Denied hits</th><th scope="col">Share</th></tr></thead>
+      <tbody>${rows.map(RuleOfTop)}</tbody></table>`;
+  }}</${Loaded}>`;
 }
 
 function Servers({ servers, store }) {
@@ -118,19 +137,21 @@ export function Now({ params }) {
   const { periods, current, servers, events, instances } = activity;
   const requests = useMemo(() => periods.reduce((total, period) => total + period.requests + period.errors, 0), [periods]);
   const isIdle = activity.everConnected && requests + (current?.requests ?? 0) + (current?.errors ?? 0) === 0;
+  const start = startOf(activity, session);
   return html`<div class="title-row"><h1 tabindex="-1">Now</h1>
       <${ScopeChoice} scope=${params.scope} session=${session} instances=${instances} /></div>
     ${isIdle && html`<${NoRequests} />`}
     <${Figures} periods=${periods} current=${current} />
     <section aria-labelledby="who"><h2 id="who">Who is being denied?</h2>
-      <div class="columns"><div><${TopRules} /></div><div><${TopEntities} /></div></div></section>
+      <div class="columns"><div><${TopRules} start=${start} /></div><div><${TopEntities} /></div></div></section>
     <section aria-labelledby="hour"><h2 id="hour">The last hour</h2>
       <${ActivityCharts} periods=${periods} store=${session.store} />
-      <p class="muted">The last hour is kept in memory.${session.grafanaUrl && html` For more, see <a href=${session.grafanaUrl} rel="noreferrer">Grafana</a>.`}</p>
+      <p class="muted" data-test="kept">The last hour is kept in memory.${start && html` This instance started at <${Time} value=${start} />.
+        ${!all && periods[0]?.start < new Date(start).getTime() - 10_000 && " What is before that, this page has received from the former process."}`}${session.grafanaUrl && html` For more, see <a href=${session.grafanaUrl} rel="noreferrer">Grafana</a>.`}</p>
     </section>
     <div class="columns">
-      <section aria-labelledby="events"><h2 id="events">Events</h2><${Events} events=${events} several=${instances.length > 1} /></section>
-      <section aria-labelledby="health"><h2 id="health">Store</h2><${Servers} servers=${servers} store=${session.store} /></section>
+      <section aria-labelledby="events"><h2 id="events">Events <${Whose} /></h2><${Events} events=${events} several=${instances.length > 1} /></section>
+      <section aria-labelledby="health"><h2 id="health">Store <${Whose} /></h2><${Servers} servers=${servers} store=${session.store} /></section>
     </div>
     <p class="muted">See all <a href=${link("rules")}>rules</a>.</p>`;
 }

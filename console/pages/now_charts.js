@@ -1,17 +1,30 @@
 // The charts of the page “Now”, with one point for each period of five seconds.
 import { html, useMemo } from "../base.js";
 import { Chart, summarise } from "../chart.js";
-import { latency, percent, rate, visible } from "../format.js";
+import { latency, percent, rate, shortLatency, visible } from "../format.js";
 
-const COLOURS = ["accent", "denied", "near", "muted"];
+const COLOURS = ["accent", "denied", "shadow", "muted"];
 const DASHES = [undefined, [6, 3], [2, 2], [8, 3, 2, 3]];
 const perSecond = (value) => `${rate(value)}/s`;
 
-// Builds the series of one chart from functions of a period.
+// Builds the series of one chart from functions of a period. A line has its colour, or the next one.
 function seriesOf(periods, lines) {
-  return lines.map(({ label, value }, index) => ({
-    label, values: periods.map(value), colour: COLOURS[index % 4], dash: DASHES[index % 4],
+  return lines.map(({ label, value, colour }, index) => ({
+    label, values: periods.map((period) => (period.isGap ? null : value(period))), colour: colour ?? COLOURS[index % 4], dash: DASHES[index % 4],
   }));
+}
+
+// Adds an empty point where periods are missing because the instance was not running, so that no line is drawn there.
+function withGaps(periods) {
+  const points = [];
+  for (const period of periods) {
+    const last = points.at(-1);
+    if (last && period.start - last.start > 3000 * Math.max(5, last.seconds)) {
+      points.push({ isGap: true, start: last.start + 1000 * last.seconds, classes: [] });
+    }
+    points.push(period);
+  }
+  return points;
 }
 
 const each = (name) => (period) => (period.seconds ? period[name] / period.seconds : 0);
@@ -30,9 +43,10 @@ function ActivityChart({ periods, title, lines, format = perSecond, axisFormat, 
 
 const DECISIONS = [{ label: "Decisions", value: each("requests") }];
 const HITS = [{ label: "Requested", value: each("requested") }, { label: "Denied", value: each("denied") }];
-const NEAR = [{ label: "Near limit", value: each("nearLimit") }, { label: "Shadow mode", value: each("shadow") }];
-const LATENCY = [{ label: "99%", value: (period) => period.latencyP99Us }, { label: "50%", value: (period) => period.latencyP50Us }];
-const STORE = [{ label: "Store calls", value: each("storeCalls") }, { label: "Failed calls", value: each("storeErrors") }];
+const NEAR = [{ label: "Near limit", value: each("nearLimit") }, { label: "Shadow mode", value: each("shadow"), colour: "shadow" }];
+const LATENCY = [{ label: "99%", value: (period) => period.latencyP99Us },
+  { label: "50%", value: (period) => period.latencyP50Us, colour: "muted" }];
+const STORE = [{ label: "Store calls", value: each("storeCalls") }, { label: "Failed calls", value: each("storeErrors"), colour: "bad" }];
 const LOCAL = [{ label: "Local", value: localShare }];
 
 // Returns the names of the four classes with the most shed hits.
@@ -42,7 +56,8 @@ function mostShed(periods) {
   return [...totals].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([name]) => name).sort();
 }
 
-export function ActivityCharts({ periods, store }) {
+export function ActivityCharts({ periods: known, store }) {
+  const periods = useMemo(() => withGaps(known), [known]);
   const classes = useMemo(() => mostShed(periods), [periods]);
   const shed = classes.map((name) => ({
     label: visible(name) || "(none)",
@@ -55,7 +70,7 @@ export function ActivityCharts({ periods, store }) {
     <${ActivityChart} test="chart-decisions" periods=${periods} title="Decisions per second" lines=${DECISIONS} />
     <${ActivityChart} test="chart-hits" periods=${periods} title="Hits per second" lines=${HITS} />
     <${ActivityChart} test="chart-near" periods=${periods} title="Near limit and shadow mode, hits per second" lines=${NEAR} />
-    <${ActivityChart} test="chart-latency" periods=${periods} title="Latency of decisions" lines=${LATENCY} format=${latency} axisFormat=${latency} />
+    <${ActivityChart} test="chart-latency" periods=${periods} title="Latency of decisions" lines=${LATENCY} format=${latency} axisFormat=${shortLatency} />
     ${store === "memory" && html`<div class="chart chart-note" data-test="chart-store"><div class="chart-title">Store calls</div>
       <p>Counters are in this process's memory, so there are no calls to a store.</p></div>`}
     ${store !== "memory" && html`<${ActivityChart} test="chart-store" periods=${periods} title="Calls to the store per second" lines=${STORE} />

@@ -2,10 +2,10 @@
 import { html, useMemo } from "../base.js";
 import { Chart, summarise } from "../chart.js";
 import { integer, number, percent, plural, rate, visible } from "../format.js";
-import { Alert, EntityLink, Loading, LongText, NeedsRead, Text, Time, useCall } from "../parts.js";
+import { Alert, EntityLink, Loaded, Loading, LongText, NeedsRead, Text, Time, Whose, useCall } from "../parts.js";
 import { canRead, useSession } from "../session.js";
-import { link, open } from "../state.js";
-import { locationText, outcomesText, spaced, switchText } from "../words.js";
+import { link } from "../state.js";
+import { locationText, outcomesText, shortLimit, spaced, switchText } from "../words.js";
 import { Usage } from "./usage.js";
 
 function Facts({ row, loadedAt }) {
@@ -14,7 +14,7 @@ function Facts({ row, loadedAt }) {
   const denied = integer(activity.denied);
   const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`<dl class="facts" data-test="facts">
-    ${rule && html`${fact("Limit", html`<strong><${LongText} value=${rule.limit || "unlimited"} /></strong>`)}
+    ${rule && html`${fact("Limit", html`<strong><${LongText} value=${shortLimit(rule) || "unlimited"} /></strong>`)}
       ${fact("Algorithm", rule.algorithm ? spaced(rule.algorithm) : "none")}
       ${rule.consistency && fact("Consistency", rule.consistency)}
       ${fact("Switch", switchText(rule) || "on, as written")}
@@ -47,15 +47,12 @@ function MinuteChart({ activity }) {
 
 function EntityTable({ rule, rankBy, caption, test }) {
   const domain = rule.domain ?? "";
-  const { data, error } = useCall("ListTopEntities", { rankBy, domain, rule: rule.name || rule.path, maxResults: 10 }, 5000);
-  if (error) return html`<${Alert} error=${error} />`;
-  if (!data) return html`<${Loading} />`;
-  const entities = data.entities ?? [];
-  return html`<div data-test=${test}><h3>${caption}</h3>
+  const state = useCall("ListTopEntities", { rankBy, domain, rule: rule.name || rule.path, maxResults: 10 }, 5000);
+  return html`<${Loaded} state=${state}>${({ entities = [] }) => html`<div data-test=${test}><h3>${caption}</h3>
     ${entities.length === 0 && html`<p class="muted">None in the last minutes.</p>`}
     ${entities.length > 0 && html`<table><thead><tr><th scope="col">Entity</th><th scope="col" class="number">Hits</th></tr></thead>
       <tbody>${entities.map((entity, index) => html`<tr key=${index}><td><${EntityLink} descriptor=${entity.descriptor} /></td>
-        <td class="number">${number(integer(entity.hits))}</td></tr>`)}</tbody></table>`}</div>`;
+        <td class="number">${number(integer(entity.hits))}</td></tr>`)}</tbody></table>`}</div>`}</${Loaded}>`;
 }
 
 function Entities({ rule }) {
@@ -73,8 +70,8 @@ function RuleDetails({ row, data, session }) {
   const { rule } = row;
   return html`<${Facts} row=${row} loadedAt=${data.loadedAt} />
     ${rule && html`<p><a class="button" data-test="change-switch" href=${switchLink(rule)}>Change this rule's switch</a></p>`}
-    <section aria-labelledby="hour"><h2 id="hour">The last hour</h2><${MinuteChart} activity=${row.activity ?? {}} /></section>
-    ${rule && html`<section aria-labelledby="entities"><h2 id="entities">Entities</h2>
+    <section aria-labelledby="hour"><h2 id="hour">The last hour <${Whose} /></h2><${MinuteChart} activity=${row.activity ?? {}} /></section>
+    ${rule && html`<section aria-labelledby="entities"><h2 id="entities">Entities <${Whose} /></h2>
       ${canRead(session) ? html`<${Entities} rule=${rule} />` : html`<${NeedsRead} />`}</section>
       ${canRead(session) && html`<section aria-labelledby="usage"><h2 id="usage">Share of the limit in use</h2>
         <${Usage} path=${row.path} /></section>`}`}
@@ -87,10 +84,7 @@ export function RulePage({ params }) {
   const path = params.path ?? "";
   const { data, error } = useCall("ListRuleActivity", path ? { path } : null, 2000);
   if (!path) {
-    return html`<h1 tabindex="-1">Rule</h1><p class="notice">Choose a rule from the <a href=${link("rules")}>list of rules</a>, or enter its path:</p>
-      <form class="row-form" onSubmit=${(event) => { event.preventDefault(); open("rule", { path: event.target.elements.path.value.trim() }); }}>
-        <label><span class="field-label">Path</span><input name="path" required placeholder="api.user" data-test="rule-path" /></label>
-        <button class="primary">Show the rule</button></form>`;
+    return html`<h1 tabindex="-1">Rule</h1><p class="notice">Choose a rule from the <a href=${link("rules")}>list of rules</a>.</p>`;
   }
   const row = (data?.rows ?? []).find((candidate) => candidate.path === path) ?? data?.rows?.[0];
   return html`<p class="crumbs"><a href=${link("rules")}>Rules</a> ›</p>

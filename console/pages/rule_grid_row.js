@@ -1,9 +1,9 @@
 // One row of the table of rules.
 import { html } from "../base.js";
-import { integer, number, rate } from "../format.js";
+import { integer, limitText, number, rate, visible } from "../format.js";
 import { ShareBar, SparkLine, Text } from "../parts.js";
 import { link } from "../state.js";
-import { locationText, outcomesText, spaced, switchText } from "../words.js";
+import { locationText, outcomesText, shortLimit, spaced, switchText } from "../words.js";
 
 // What candidate rules would change, in the width of a column.
 function shortOutcomes({ newlyDenied, newlyAllowed }) {
@@ -29,8 +29,8 @@ export function RuleGridRow({ index, row, height, isActive, choose }) {
   return html`<div role="row" class=${className} id=${`row-${index}`} data-test="rule-row" data-path=${row.path} aria-rowindex=${index + 2}
       aria-level=${depth + 1} aria-selected=${isActive} style=${place} onMouseDown=${choose}>
     <div role="gridcell" class=${`cell column-0 ${rule ? "" : "level"}`} style=${{ paddingInlineStart: `${Math.min(depth, 8) * 1.1 + 0.5}rem` }}>
-      <a href=${link("rule", { path: row.path })} tabindex="-1"><${Text} value=${row.label || row.path || "(no name)"} length=${80} /></a></div>
-    ${cell(1, rule && html`<${Text} value=${(rule.limit ?? "").replace(`, ${rule.algorithm}`, "")} length=${40} />`)}
+      <a href=${link("rule", { path: row.path })} title=${visible(row.path).slice(0, 500)} tabindex="-1"><${Text} value=${row.label || row.path || "(no name)"} length=${80} /></a></div>
+    ${cell(1, rule && html`<span title=${limitText(rule.limit)}><${Text} value=${shortLimit(rule)} length=${80} /></span>`)}
     ${cell(2, rule?.algorithm ? spaced(rule.algorithm) : "")}
     ${cell(3, rule?.consistency ?? "")}
     ${cell(4, html`${rate(requestedRate)}<span class="narrow-only">/s</span>`, "number")}

@@ -1,7 +1,7 @@
 // The report of a simulation: a summary, the numbers, a chart over time, and a table of rules.
 import { html, useState } from "../base.js";
 import { Chart } from "../chart.js";
-import { fullTime, integer, minute, number, plural } from "../format.js";
+import { fullTime, integer, limitText, minute, number, plural } from "../format.js";
 import { RuleLink, Text } from "../parts.js";
 import { outcomesText } from "../words.js";
 
@@ -75,7 +75,7 @@ function RuleRow({ simulated }) {
   const { rule, outcomes = {}, mostDenied = [] } = simulated;
   const cell = (value) => html`<td class="number">${number(integer(value))}</td>`;
   return html`<tr data-test="simulated-rule"><td>${rule ? html`<${RuleLink} path=${rule.path || rule.name} />` : html`<span class="muted">no rule</span>`}</td>
-      <td>${rule && html`<${Text} value=${rule.limit} length=${40} />`}</td>
+      <td>${rule && html`<${Text} value=${limitText(rule.limit)} length=${60} />`}</td>
       ${cell(outcomes.requested)}${cell(outcomes.denied)}${cell(outcomes.newlyDenied)}${cell(outcomes.newlyAllowed)}
       <td class="number">${number(integer(simulated.entitiesDenied))} of ${number(integer(simulated.entities))}</td>
       <td>${mostDenied.length > 0 && html`<button type="button" aria-expanded=${isOpen} onClick=${() => setOpen(!isOpen)}>Entities</button>`}</td></tr>

@@ -1,7 +1,7 @@
 // How the entities of a rule are distributed over the share of their limit that they use.
 import { html } from "../base.js";
 import { integer, number, percent, plural } from "../format.js";
-import { Alert, EntityLink, Loading, useCall } from "../parts.js";
+import { EntityLink, Loaded, useCall } from "../parts.js";
 
 const LABELS = [...Array.from({ length: 10 }, (_, index) => `${index * 10}–${(index + 1) * 10}%`), "at least 100%"];
 const REFRESH_MS = 10_000;
@@ -15,9 +15,11 @@ function Bars({ counts }) {
 }
 
 export function Usage({ path }) {
-  const { data, error, reload } = useCall("GetRuleUsage", { path }, REFRESH_MS);
-  if (error) return html`<${Alert} error=${error} />`;
-  if (!data) return html`<${Loading} />`;
+  const state = useCall("GetRuleUsage", { path }, REFRESH_MS);
+  return html`<${Loaded} state=${state}>${(data) => html`<${Shares} data=${data} reload=${state.reload} />`}</${Loaded}>`;
+}
+
+function Shares({ data, reload }) {
   const counts = LABELS.map((_, index) => data.entitiesByShare?.[index] ?? 0);
   const read = data.readEntities ?? 0;
   const failed = data.failedEntities ?? 0;
