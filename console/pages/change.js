@@ -1,5 +1,5 @@
-// The page “Change”: forms for limits, switches and candidate rules, each with a preview, then what is in force and the
-// audit log.
+// The page “Change”: forms for limits, plans, switches, counters and candidate rules, each with a preview, then what is in
+// force and the audit log.
 import { html, useState } from "../base.js";
 import { integer } from "../format.js";
 import { NeedsOperate, Loading, Text, useCall } from "../parts.js";
@@ -8,11 +8,13 @@ import { link } from "../state.js";
 import { modeWord, outcomesText, scopeText } from "../words.js";
 import { AuditLog } from "./audit_log.js";
 import { Candidate } from "./candidate.js";
-import { LimitForm, SwitchForm } from "./change_forms.js";
+import { LimitForm, PlanForm, SwitchForm } from "./change_forms.js";
 import { ChangeSteps } from "./change_steps.js";
+import { CounterForm } from "./counter_form.js";
 import { OverrideList } from "./override_list.js";
 
-const TABS = { limit: "Limit for an entity", switch: "Switch", candidate: "Candidate rules" };
+const TABS = { limit: "Limit for an entity", plan: "Plan", switch: "Switch", counter: "Reset or refund", candidate: "Candidate rules" };
+const FORMS = { limit: LimitForm, plan: PlanForm, switch: SwitchForm, counter: CounterForm };
 
 // What callers without a role may see: switches and the effect of candidate rules.
 function PublicState() {
@@ -38,13 +40,13 @@ export function Change({ params }) {
   const done = () => setChanges((count) => count + 1);
   const isAllowed = canOperate(session);
   const prefilled = JSON.stringify(params);
+  const Form = FORMS[tab];
   return html`<h1 tabindex="-1">Change</h1>
     ${session.loaded && html`<${NeedsOperate} session=${session} />`}
     <nav class="tabs" aria-label="Kind of change"><ul>${Object.entries(TABS).map(([name, title]) => html`<li key=${name}>
       <a href=${link("change", { tab: name })} data-test=${`tab-${name}`} aria-current=${tab === name ? "page" : undefined}
         onClick=${() => setPlan(null)}>${title}</a></li>`)}</ul></nav>
-    ${tab === "limit" && html`<${LimitForm} key=${prefilled} params=${params} isAllowed=${isAllowed} preview=${setPlan} />`}
-    ${tab === "switch" && html`<${SwitchForm} key=${prefilled} params=${params} isAllowed=${isAllowed} preview=${setPlan} />`}
+    ${Form && html`<${Form} key=${prefilled} params=${params} isAllowed=${isAllowed} preview=${setPlan} done=${done} />`}
     ${tab === "candidate" && canRead(session) && html`<${Candidate} isAllowed=${isAllowed} />`}
     ${plan && html`<${ChangeSteps} key=${plan.id} plan=${plan} close=${() => setPlan(null)} done=${done} session=${session} />`}
     ${session.loaded && !canRead(session) && html`<${PublicState} />`}

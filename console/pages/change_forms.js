@@ -1,9 +1,13 @@
-// The forms for the limit of an entity and for a switch. They end in a plan: `{ id, changes, reason, … }`.
+// The forms for the limit of an entity, for its plan, and for a switch. They end in a plan of changes:
+// `{ id, changes, reason, … }`.
 import { html, useState } from "../base.js";
 import { endTime } from "../change_model.js";
-import { Field } from "../parts.js";
+import { plainLimit } from "../format.js";
+import { domainsOf, plansOf, rulesOf, useKnownRules } from "../known_names.js";
+import { Field, ListInput } from "../parts.js";
 import { useSession } from "../session.js";
 import { MODES, spaced } from "../words.js";
+import { DescriptorFields, DomainField, EndField, Reason, SUGGESTED_END, readDescriptor, wordsOf } from "./change_fields.js";
 
 let plans = 0;
 export const newPlan = (plan) => {
@@ -11,72 +15,58 @@ export const newPlan = (plan) => {
   return { id: plans, ...plan };
 };
 
-const NEVER = { kind: "never", amount: "1", unit: "hours", at: "" };
-
-// When an override ends.
-function EndField({ end, change }) {
-  const set = (name) => (event) => change({ ...end, [name]: event.target.value });
-  return html`<fieldset class="inline"><legend class="field-label">End</legend>
-    <select aria-label="Kind of end" name="end" value=${end.kind} onChange=${set("kind")}>
-      <option value="never">No end</option><option value="after">After</option><option value="at">At</option></select>
-    ${end.kind === "after" && html`<input aria-label="Amount" name="end-amount" type="number" min="1" required value=${end.amount} onInput=${set("amount")} />
-      <select aria-label="Unit" value=${end.unit} onChange=${set("unit")}>
-        <option value="minutes">minutes</option><option value="hours">hours</option><option value="days">days</option></select>`}
-    ${end.kind === "at" && html`<input aria-label="Date and time" name="end-at" type="datetime-local" required value=${end.at} onInput=${set("at")} />`}
-  </fieldset>`;
-}
-
-const Reason = ({ reason, change }) => html`<${Field} label="Reason" hint="Kept in the audit log">
-  <input name="reason" required maxlength="500" value=${reason} onInput=${(event) => change(event.target.value)} /></${Field}>`;
-
-function readEntries(json) {
-  try {
-    const pairs = JSON.parse(json);
-    return pairs.map(([key, value]) => ({ key: String(key), value: String(value) }));
-  } catch {
-    return [{ key: "", value: "" }];
-  }
-}
-
-function EntryFields({ entries, change }) {
-  const set = (index, name) => (event) => change(entries.map((entry, at) => (at === index ? { ...entry, [name]: event.target.value } : entry)));
-  return html`<fieldset class="entries"><legend class="field-label">Entries</legend>${entries.map((entry, index) => html`<div class="entry" key=${index}>
-      <input name="key" aria-label=${`Key ${index + 1}`} placeholder="user" required value=${entry.key} onInput=${set(index, "key")} />
-      <span aria-hidden="true">=</span>
-      <input name="value" aria-label=${`Value ${index + 1}`} placeholder="bob" value=${entry.value} onInput=${set(index, "value")} />
-      ${entries.length > 1 && html`<button type="button" aria-label=${`Remove entry ${index + 1}`}
-        onClick=${() => change(entries.filter((_, at) => at !== index))}>✕</button>`}</div>`)}
-    <button type="button" onClick=${() => change([...entries, { key: "", value: "" }])}>Add an entry</button></fieldset>`;
+// What all forms have: the end, the reason, and the button that leads to the preview.
+function ChangeForm({ title, test, isAllowed, hasEnd = true, preview, planOf, children, options }) {
+  const [end, setEnd] = useState(SUGGESTED_END);
+  const [reason, setReason] = useState("");
+  const submit = (event) => {
+    event.preventDefault();
+    preview(newPlan({ ...planOf(hasEnd ? endTime(end) : undefined), reason: reason.trim() }));
+  };
+  return html`<form class="card form-grid" onSubmit=${submit} data-test=${test}><fieldset disabled=${!isAllowed} class="plain"><legend class="unseen">${title}</legend>
+    ${children}
+    ${hasEnd && html`<${EndField} end=${end} change=${setEnd} />`}
+    <${Reason} reason=${reason} change=${setReason} />
+    ${options}
+    <div class="buttons"><button class="primary" data-test="preview">Preview</button></div></fieldset></form>`;
 }
 
 export function LimitForm({ params, isAllowed, preview }) {
-  const [domain, setDomain] = useState(params.domain ?? "");
-  const [entries, setEntries] = useState(readEntries(params.entries ?? ""));
+  const [descriptor, setDescriptor] = useState(readDescriptor(params));
   const [value, setValue] = useState(params.limit ?? "");
-  const [end, setEnd] = useState(NEVER);
-  const [reason, setReason] = useState("");
   const [additive, setAdditive] = useState(false);
-  const submit = (event) => {
-    event.preventDefault();
-    const change = { target: { limit: { domain: domain.trim(), entries } }, value: value.trim(), until: endTime(end) };
-    preview(newPlan({ changes: [change], reason: reason.trim(), additive }));
-  };
-  return html`<form class="card form-grid" onSubmit=${submit} data-test="limit-form"><fieldset disabled=${!isAllowed} class="plain"><legend class="unseen">Limit for an entity</legend>
-    <${Field} label="Domain"><input name="domain" required value=${domain} placeholder="api" onInput=${(event) => setDomain(event.target.value)} /></${Field}>
-    <${EntryFields} entries=${entries} change=${setEntries} />
-    <${Field} label="Limit" hint="Such as 500/minute, or “unlimited”"><input name="limit" required value=${value} placeholder="500/minute"
-      onInput=${(event) => setValue(event.target.value)} /></${Field}>
-    <${EndField} end=${end} change=${setEnd} />
-    <${Reason} reason=${reason} change=${setReason} />
-    <label class="check"><input type="checkbox" name="additive" checked=${additive} onChange=${(event) => setAdditive(event.target.checked)} />
-      Make a higher limit available at once, even if the counter is exhausted</label>
-    <div class="buttons"><button class="primary" data-test="preview">Preview</button></div></fieldset></form>`;
+  const rows = useKnownRules(wordsOf(descriptor));
+  const planOf = (until) => ({ changes: [{ target: { limit: descriptor }, value: plainLimit(value), until }], additive });
+  const option = html`<label class="check"><input type="checkbox" name="additive" checked=${additive} onChange=${(event) => setAdditive(event.target.checked)} />
+    ${" "}Make a higher limit available at once, even if the counter is exhausted</label>`;
+  return html`<${ChangeForm} title="Limit for an entity" test="limit-form" isAllowed=${isAllowed} preview=${preview} planOf=${planOf} options=${option}>
+    <${DescriptorFields} descriptor=${descriptor} rows=${rows} change=${setDescriptor} />
+    <${Field} label="Limit" hint="Such as 500/minute, “unlimited” or “blocked”"><input name="limit" required value=${value} placeholder="500/minute"
+      onInput=${(event) => setValue(event.target.value)} /></${Field}></${ChangeForm}>`;
+}
+
+export function PlanForm({ params, isAllowed, preview }) {
+  const [target, setTarget] = useState({ domain: params.domain ?? "", key: params.key ?? "", value: params.value ?? "" });
+  const [name, setName] = useState(params.plan ?? "");
+  const rows = useKnownRules(`${target.domain} ${target.key}`);
+  const known = plansOf(rows, target.domain);
+  const set = (field) => (value) => setTarget({ ...target, [field]: value });
+  const domains = domainsOf(rows).filter(({ value }) => plansOf(rows, value).plans.length > 0);
+  const planOf = (until) => ({ changes: [{ target: { plan: target }, value: name.trim(), until }] });
+  return html`<${ChangeForm} title="Plan of an entity" test="plan-form" isAllowed=${isAllowed} preview=${preview} planOf=${planOf}>
+    ${rows.length > 0 && domains.length === 0 && html`<p class="notice" data-test="no-plans">No rule has plans (keyword <code>by_plan</code>).</p>`}
+    <${DomainField} domain=${target.domain} options=${domains} change=${(value) => set("domain")(value.trim())} />
+    <fieldset class="entries"><legend class="field-label">Entity</legend><div class="entry">
+      <${ListInput} name="key" label="Key" placeholder="tenant" value=${target.key} options=${known.keys} change=${set("key")} />
+      <span aria-hidden="true">=</span>
+      <input name="value" aria-label="Value" placeholder="acme" required value=${target.value} onInput=${(event) => set("value")(event.target.value)} /></div></fieldset>
+    <${Field} label="Plan"><${ListInput} name="plan" value=${name} options=${known.plans} change=${setName} placeholder="pro" /></${Field}></${ChangeForm}>`;
 }
 
 // Reads the scope of a switch from the fields of the form.
 function scopeOf({ kind, domain, rule, algorithm }) {
-  if (kind === "rule") return { rule: { domain: domain.trim(), rule: rule.trim() } };
-  if (kind === "domain") return { domain: domain.trim() };
+  if (kind === "rule") return { rule: { domain, rule: rule.trim() } };
+  if (kind === "domain") return { domain };
   if (kind === "algorithm") return { algorithm };
   return { everything: true };
 }
@@ -87,31 +77,24 @@ export function SwitchForm({ params, isAllowed, preview }) {
     kind: params.scope ?? "rule", domain: params.domain ?? "", rule: params.rule ?? "", algorithm: params.algorithm ?? algorithms[0],
   });
   const [mode, setMode] = useState(params.mode ?? "shadow");
-  const [end, setEnd] = useState(NEVER);
-  const [reason, setReason] = useState("");
   const [onlyHere, setOnlyHere] = useState(false);
-  const set = (name) => (event) => setScope({ ...scope, [name]: event.target.value });
-  const submit = (event) => {
-    event.preventDefault();
-    const change = { target: { switch: scopeOf(scope) }, value: mode, until: mode ? endTime(end) : undefined };
-    preview(newPlan({ changes: [change], reason: reason.trim(), thisInstance: onlyHere }));
-  };
-  return html`<form class="card form-grid" onSubmit=${submit} data-test="switch-form"><fieldset disabled=${!isAllowed} class="plain"><legend class="unseen">Switch</legend>
-    <${Field} label="Applies to"><select name="scope" value=${scope.kind} onChange=${set("kind")}>
+  const rows = useKnownRules(`${scope.domain} ${scope.rule}`);
+  const set = (name) => (value) => setScope({ ...scope, [name]: value });
+  const choose = (name) => (event) => set(name)(event.target.value);
+  const planOf = (until) => ({ changes: [{ target: { switch: scopeOf(scope) }, value: mode, until }], thisInstance: onlyHere });
+  const option = html`<label class="check"><input type="checkbox" name="this-instance" checked=${onlyHere} onChange=${(event) => setOnlyHere(event.target.checked)} />
+    ${" "}Only on this instance, until its process ends</label>`;
+  return html`<${ChangeForm} title="Switch" test="switch-form" isAllowed=${isAllowed} hasEnd=${mode !== ""} preview=${preview} planOf=${planOf} options=${option}>
+    <${Field} label="Applies to"><select name="scope" value=${scope.kind} onChange=${choose("kind")}>
       <option value="rule">A rule</option><option value="domain">A domain</option><option value="algorithm">An algorithm</option>
       <option value="everything">Everything</option></select></${Field}>
-    ${(scope.kind === "rule" || scope.kind === "domain") && html`<${Field} label="Domain"><input name="domain" required value=${scope.domain}
-      placeholder="api" onInput=${set("domain")} /></${Field}>`}
-    ${scope.kind === "rule" && html`<${Field} label="Rule" hint="Its name, or its path without the domain"><input name="rule" required value=${scope.rule}
-      placeholder="user" onInput=${set("rule")} /></${Field}>`}
-    ${scope.kind === "algorithm" && html`<${Field} label="Algorithm"><select name="algorithm" value=${scope.algorithm} onChange=${set("algorithm")}>
+    ${(scope.kind === "rule" || scope.kind === "domain") && html`<${DomainField} domain=${scope.domain} options=${domainsOf(rows)}
+      change=${(value) => set("domain")(value.trim())} />`}
+    ${scope.kind === "rule" && html`<${Field} label="Rule" hint="Its name, or its path without the domain"><${ListInput} name="rule" value=${scope.rule}
+      options=${rulesOf(rows, scope.domain)} placeholder="user" change=${set("rule")} /></${Field}>`}
+    ${scope.kind === "algorithm" && html`<${Field} label="Algorithm"><select name="algorithm" value=${scope.algorithm} onChange=${choose("algorithm")}>
       ${algorithms.map((name) => html`<option key=${name} value=${name}>${name === "shedding" ? "all rules that shed" : spaced(name)}</option>`)}</select></${Field}>`}
     <${Field} label="Switch"><select name="mode" value=${mode} onChange=${(event) => setMode(event.target.value)}>
       ${Object.entries(MODES).map(([name, text]) => html`<option key=${name} value=${name}>${text}</option>`)}
-      <option value="">Remove the switch</option></select></${Field}>
-    ${mode && html`<${EndField} end=${end} change=${setEnd} />`}
-    <${Reason} reason=${reason} change=${setReason} />
-    <label class="check"><input type="checkbox" name="this-instance" checked=${onlyHere} onChange=${(event) => setOnlyHere(event.target.checked)} />
-      Only on this instance, until its process ends</label>
-    <div class="buttons"><button class="primary" data-test="preview">Preview</button></div></fieldset></form>`;
+      <option value="">Remove the switch</option></select></${Field}></${ChangeForm}>`;
 }

@@ -1,9 +1,9 @@
 // The steps of a change: the preview, the confirmation, and the result with its effect and a way to undo it.
 import { html, useEffect, useRef, useState } from "../base.js";
 import { call } from "../api.js";
-import { changeSentence, endText, pathOfScope, undoOf } from "../change_model.js";
+import { changeSentence, checkPlan, endText, pathOfScope, undoOf } from "../change_model.js";
 import { ConfirmDialog } from "../confirm.js";
-import { visible } from "../format.js";
+import { limitText, visible } from "../format.js";
 import { Alert, Loading, Text, useCall } from "../parts.js";
 import { modeWord, sameTarget, targetKind, targetText } from "../words.js";
 import { Effect } from "./effect.js";
@@ -39,11 +39,36 @@ function useBefore(plan) {
     before: overrides.find(isMatch),
     isLoaded: true,
     path: descriptor ? rule?.path : pathOfScope(target.switch),
-    note: rule?.limit ? `the rule applies: ${rule.limit}` : "",
+    note: rule?.limit ? `the rule applies: ${limitText(rule.limit)}` : "",
   };
 }
 
+// Asks the API whether it would accept the plan. Returns `{ isValid, problem }`.
+function useCheck(plan, allowUnknown) {
+  const [state, setState] = useState({ isValid: false, problem: null });
+  useEffect(() => {
+    let isOver = false;
+    const finish = (next) => !isOver && setState(next);
+    checkPlan(plan, allowUnknown).then(() => finish({ isValid: true, problem: null }), (problem) => finish({ isValid: false, problem }));
+    return () => { isOver = true; };
+  }, [plan, allowUnknown]);
+  return state;
+}
+
+// What would be done. A plan that the API would reject has no button to apply it.
 function Preview({ plan, session, apply, close }) {
+  const [allowUnknown, setAllowUnknown] = useState(false);
+  const { isValid, problem } = useCheck(plan, allowUnknown);
+  if (isValid) return html`<${ValidPreview} plan=${plan} session=${session} apply=${apply} close=${close} allowUnknown=${allowUnknown} />`;
+  return html`<p data-test="preview-sentence"><bdi class="foreign">${visible(changeSentence(plan.changes[0]))}.</bdi></p>
+    ${problem ? html`<${Alert} error=${problem} />` : html`<${Loading} />`}
+    ${problem?.isUnknownName && html`<p>It would match nothing: is a name misspelled?</p>`}
+    <div class="buttons">${problem?.isUnknownName && html`<button type="button" data-test="apply-anyway" onClick=${() => setAllowUnknown(true)}>
+      Continue anyway, for rules that do not exist yet</button>`}
+      <button type="button" onClick=${close}>Cancel</button></div>`;
+}
+
+function ValidPreview({ plan, session, apply, close, allowUnknown }) {
   const { before, note, path, error, isLoaded } = useBefore(plan);
   const simulation = useCall("Simulate", session.recordsRequests ? { changes: plan.changes } : null);
   // The version of the value that the operator saw: another operator may change it while the dialog is open.
@@ -52,10 +77,11 @@ function Preview({ plan, session, apply, close }) {
   const sentence = changeSentence(change);
   const run = async () => {
     const expectedVersion = plan.thisInstance ? undefined : seenVersion;
-    const request = { changes: [{ ...change, expectedVersion }], reason: plan.reason, additive: plan.additive, thisInstance: plan.thisInstance };
-    await apply(request, path);
+    const { reason, additive, thisInstance } = plan;
+    await apply({ changes: [{ ...change, expectedVersion }], reason, additive, thisInstance, rejectUnknownNames: !allowUnknown }, path);
   };
   return html`<p data-test="preview-sentence"><bdi class="foreign">${visible(sentence)}.</bdi></p><${Alert} error=${error} />
+    ${allowUnknown && html`<p class="notice">It matches nothing until the rules have these names.</p>`}
     ${!isLoaded && !error && html`<${Loading} />`}
     ${isLoaded && html`<${BeforeAfter} changes=${[{ target: change.target, before, after: change.value ? change : undefined }]} note=${note} />`}
     ${session.recordsRequests
@@ -83,8 +109,9 @@ function Result({ result, plan, done, close }) {
   };
   return html`<p role="status" class="up" data-test="result"><span aria-hidden="true">●</span> ${undone
     ? `Undone with version ${undone.version ?? "0"}.` : `Applied with version ${result.answer.version ?? "0"}.`}</p>
+    ${(result.answer.warnings ?? []).map((warning, index) => html`<p class="notice" key=${index} data-test="warning">Warning: <${Text} value=${warning} length=${500} /></p>`)}
     <${BeforeAfter} changes=${undone?.changes ?? changes} />
-    <${Effect} path=${result.path} baseline=${result.baseline} since=${result.at} />
+    ${result.path !== undefined && html`<${Effect} path=${result.path} baseline=${result.baseline} since=${result.at} />`}
     <div class="buttons">${!undone && restored.length > 0 && html`<button type="button" data-test="undo" onClick=${() => setOpen(true)}>Undo</button>`}
       <button type="button" onClick=${close}>Close</button></div>
     ${isOpen && html`<${ConfirmDialog} title="Undo this change?" sentence=${sentence} action="Undo" run=${undo} close=${() => setOpen(false)} />`}`;
@@ -95,6 +122,7 @@ export function ChangeSteps({ plan, session, close, done }) {
   const heading = useRef(null);
   useEffect(() => heading.current.focus(), [result]);
   const apply = async (request, path) => {
+    // Without a path, the change applies to all rules, or to none if the path is undefined.
     const baseline = await call("ListRuleActivity", path ? { path } : { pageSize: 500 }).catch(() => null);
     const answer = await call("PutOverrides", request);
     setResult({ answer, path, baseline, at: new Date().toISOString() });

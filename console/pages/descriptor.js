@@ -27,15 +27,18 @@ function Found({ text, mapping, lookUp }) {
   if (!descriptors.length) return html`<p class="notice" data-test="no-descriptors">This text contains no descriptor.</p>`;
   return html`<p class="muted" role="status">${plural(descriptors.length, "descriptor")} found.
       ${descriptors.length > MAX_SHOWN && ` The first ${MAX_SHOWN} are shown.`}</p>
-    ${!canRead(session) && html`<${NeedsRead} />`}
+    ${!canRead(session) && html`<${NeedsRead} />
+      <p class="muted">Without one, see the <a href=${link("rules", { find: descriptors[0].domain })}>rules of the domain</a>.</p>`}
     ${descriptors.slice(0, MAX_SHOWN).map((descriptor, index) => html`<article class="card" key=${`${index} ${lookUp}`} data-test="descriptor">
       <h2><${LongText} value=${`${descriptor.domain ?? ""} ${entriesText(descriptor.entries)}`} /></h2>
-      <p><a href=${link("change", { tab: "limit", domain: descriptor.domain, entries: entriesJson(descriptor) })}
-        data-test="set-limit">Set a limit for this entity</a></p>
+      <p><a href=${changeLink("limit", descriptor)} data-test="set-limit">Set a limit for this entity</a> ·
+        ${" "}<a href=${changeLink("counter", descriptor)} data-test="change-counter">Reset its counter, or refund hits</a></p>
       ${canRead(session) && html`<${Inspection} descriptor=${descriptor} />`}</article>`)}`;
 }
 
-const entriesJson = ({ entries = [] }) => JSON.stringify(entries.map(({ key = "", value = "" }) => [key, value]));
+const changeLink = (tab, { domain, entries = [] }) => link("change", {
+  tab, domain, entries: JSON.stringify(entries.map(({ key = "", value = "" }) => [key, value])),
+});
 
 export function DescriptorPage({ params }) {
   const given = params.d ?? "";
