@@ -12,6 +12,9 @@ export class ApiError extends Error {
   }
 }
 
+// Reports whether there is no connection, which the banner of the page says.
+export const isUnreachable = (error) => error.code === "UNAVAILABLE" && error.status === 0;
+
 export function getToken() {
   try {
     return sessionStorage.getItem(TOKEN_KEY) ?? "";

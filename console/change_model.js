@@ -1,5 +1,5 @@
 // Changes of overrides: what a form asks for, as a request and as a sentence, whether the API accepts it, and how to undo it.
-import { call } from "./api.js";
+import { call, isUnreachable } from "./api.js";
 import { duration, fullTime } from "./format.js";
 import { modeWord, targetText } from "./words.js";
 
@@ -41,7 +41,7 @@ export async function checkPlan({ changes, reason, thisInstance }, allowUnknown)
     await call("PutOverrides", { changes: checked, reason, rejectUnknownNames: !allowUnknown });
   } catch (error) {
     // A switch of this instance needs no store.
-    if (error.code === "ABORTED" || (thisInstance && error.code === "UNAVAILABLE" && error.status !== 0)) return;
+    if (error.code === "ABORTED" || (thisInstance && error.code === "UNAVAILABLE" && !isUnreachable(error))) return;
     const unknown = UNKNOWN_NAMES.exec(error.message);
     if (unknown) {
       error.message = `${unknown[1][0].toUpperCase()}${unknown[1].slice(1)}`;

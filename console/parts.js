@@ -1,6 +1,6 @@
 // Small components and hooks that several pages share.
 import { html, useState, useEffect, useRef, useCallback, useInterval } from "./base.js";
-import { call } from "./api.js";
+import { call, isUnreachable } from "./api.js";
 import { useRulesVersion } from "./activity.js";
 import { useSession } from "./session.js";
 import { clock, cut, fullTime, percent, visible } from "./format.js";
@@ -28,7 +28,7 @@ export function useCall(method, request, every = 0) {
       if (controller.signal.aborted) return;
       setState((before) => {
         const data = before.key === key ? before.data : null;
-        return { data, error: data && error.status === 0 ? before.error : error, loading: false, key };
+        return { data, error: data && isUnreachable(error) ? before.error : error, loading: false, key };
       });
     } finally {
       if (running.current === controller) running.current = null;
@@ -73,9 +73,9 @@ export function Alert({ error, children }) {
 export const Time = ({ value }) => html`<time datetime=${value} title=${fullTime(value)}>${clock(value)}</time>`;
 
 // Says that numbers are those of the instance that serves the page, and not of all.
-export function Whose() {
+export function OneInstance() {
   const { instance } = useSession();
-  return html`<span class="whose" data-test="whose">on <${Text} value=${instance || "this instance"} length=${40} /> only</span>`;
+  return html`<span class="one-instance" data-test="one-instance">on <${Text} value=${instance || "this instance"} length=${40} /> only</span>`;
 }
 
 export function EntityLink({ descriptor, length = 80 }) {

@@ -1,6 +1,6 @@
 // Loads rows of the tree of rules page by page, and keeps those near the rows in view.
 import { useEffect, useMemo, useRef, useState } from "./base.js";
-import { call } from "./api.js";
+import { call, isUnreachable } from "./api.js";
 
 export const PAGE_ROWS = 50;
 const KEPT_PAGES = 40;
@@ -49,7 +49,7 @@ class RowLoader {
     } catch (error) {
       if (this.isClosed || controller.signal.aborted) return;
       // Without a connection, the rows stay, and the banner reports it.
-      if (!this.totals || error.status !== 0) this.error = error;
+      if (!this.totals || !isUnreachable(error)) this.error = error;
     } finally {
       if (this.running.get(page) === controller) this.running.delete(page);
     }

@@ -4,7 +4,7 @@ import { call } from "../api.js";
 import { ConfirmDialog } from "../confirm.js";
 import { readRuleFiles } from "../files.js";
 import { integer, number, percent, plural, visible } from "../format.js";
-import { Alert, EntityLink, Field, Loading, RuleLink, Text, Time, useCall } from "../parts.js";
+import { Alert, EntityLink, Field, Loading, RuleLink, Text, Time, OneInstance, useCall } from "../parts.js";
 import { useSession } from "../session.js";
 import { outcomesText } from "../words.js";
 import { SimulationSummary } from "./simulation_report.js";
@@ -29,7 +29,7 @@ function totalOf(data) {
 
 function Outcomes({ data }) {
   const rules = data.rules ?? [];
-  return html`<p>Since <${Time} value=${data.since} />, on ${percent(data.share)} of the counters: of
+  return html`<p>Since <${Time} value=${data.since} />, on ${percent(data.share)} of the counters, <${OneInstance} />: of
       ${" "}${plural(totalOf(data).requested, "hit")}, <strong data-test="candidate-outcomes">${outcomesText(totalOf(data))}</strong>.
       ${integer(data.skippedRequests) > 0 && html` ${plural(integer(data.skippedRequests), "request")} not evaluated.`}</p>
     ${rules.length > 0 && html`<div class="scroll" tabindex="0" role="region" aria-label="Outcomes of each rule"><table data-test="candidate-rules">

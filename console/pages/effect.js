@@ -1,7 +1,7 @@
 // The effect of a change: the rates of the rules that it applies to, before and since.
 import { html } from "../base.js";
 import { percent, rate } from "../format.js";
-import { Time, Whose, useCall } from "../parts.js";
+import { Time, OneInstance, useCall } from "../parts.js";
 
 // Sums the rates of the rows: one row for a path, or all rows without levels above.
 function ratesOf(data, path) {
@@ -19,7 +19,7 @@ export function Effect({ path, baseline, since }) {
   const before = ratesOf(baseline, path);
   const now = ratesOf(data, path);
   if (!before || !now) return html`<p class="muted">There is no activity to compare with.</p>`;
-  return html`<h3>Effect since the change</h3><table data-test="effect"><caption>Hits per second, <${Whose} />. Changed <${Time} value=${since} />.</caption>
+  return html`<h3>Effect since the change</h3><table data-test="effect"><caption>Hits per second, <${OneInstance} />. Changed <${Time} value=${since} />.</caption>
     <thead><tr><th scope="col">Time</th><th scope="col" class="number">Requested</th><th scope="col" class="number">Denied</th>
       <th scope="col" class="number">Denied share</th></tr></thead>
     <tbody><${Row} name="Before" rates=${before} /><${Row} name="Now" rates=${now} /></tbody></table>

@@ -1,7 +1,7 @@
 // What applies to one descriptor: the decision, the rule, the steps of the match, and the counter.
 import { html, useState } from "../base.js";
 import { duration, integer, limitText, number, percent } from "../format.js";
-import { Alert, Loading, LongText, RuleLink, Text, Time, Whose, useCall } from "../parts.js";
+import { Alert, Loading, LongText, RuleLink, Text, Time, OneInstance, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
 import { CounterPicture } from "./counter_picture.js";
 
@@ -51,7 +51,7 @@ export function Inspection({ descriptor }) {
   if (!data) return html`<${Loading} />`;
   return html`<p class=${`verdict ${data.allowed ? "up" : "denied"}`} data-test="decision"><span aria-hidden="true">${data.allowed ? "●" : "✕"}</span> ${decisionText(data)}
       ${data.deniedSince && html`<br /><span class="muted" data-test="first-denial">In the last minutes, the first denial was at <${Time} value=${data.deniedSince} />,
-        ${" "}<${Whose} />. Requests may have been allowed since then.</span>`}</p>
+        ${" "}<${OneInstance} />. Requests may have been allowed since then.</span>`}</p>
     <${Rule} rule=${data.rule} decidedBy=${data.decidedBy} />
     <div class="buttons"><button type="button" onClick=${reload}>Refresh</button>
       <label><input type="checkbox" data-test="live" checked=${isLive} onChange=${(event) => setLive(event.target.checked)} /> Refresh every second</label></div>

@@ -3,7 +3,7 @@ import { html, useEffect, useMemo } from "../base.js";
 import { useActivity, watchAllInstances } from "../activity.js";
 import { canRead, useSession } from "../session.js";
 import { integer, latency, number, percent, plural, rate } from "../format.js";
-import { Copyable, EntityLink, Loaded, NeedsRead, RuleLink, ShareBar, Text, Time, Whose, useCall } from "../parts.js";
+import { Copyable, EntityLink, Loaded, NeedsRead, RuleLink, ShareBar, Text, Time, OneInstance, useCall } from "../parts.js";
 import { EVENT_KINDS, deniesNothing, exampleOf, shortLimit, switchText } from "../words.js";
 import { link, replaceParams } from "../state.js";
 import { ActivityCharts } from "./now_charts.js";
@@ -82,9 +82,9 @@ function TopEntities() {
   const state = useCall("ListTopEntities", canRead(session) ? { maxResults: 5 } : null, 5000);
   if (!canRead(session)) return html`<${NeedsRead} />`;
   return html`<${Loaded} state=${state}>${({ entities = [], periodSeconds }) => {
-    if (!entities.length) return html`<p class="muted">No entity was denied in the last minutes.</p>`;
+    if (!entities.length) return html`<p class="muted">No entity was denied in the last minutes, <${OneInstance} />.</p>`;
     return html`<table data-test="denied-entities"><caption>Entities with the most denied hits in the last
-        ${" "}${plural(Math.max(1, Math.round(integer(periodSeconds) / 60)), "minute")}, <${Whose} /></caption>
+        ${" "}${plural(Math.max(1, Math.round(integer(periodSeconds) / 60)), "minute")}, <${OneInstance} /></caption>
       <thead><tr><th scope="col">Entity</th><th scope="col">Rule</th><th scope="col" class="number">Denied hits</th></tr></thead>
       <tbody>${entities.map(EntityRow)}</tbody></table>`;
   }}</${Loaded}>`;
@@ -99,8 +99,8 @@ function TopRules({ start }) {
   const state = useCall("ListRuleActivity", { pageSize: 5, rulesOnly: true }, 5000);
   return html`<${Loaded} state=${state}>${(data) => {
     const rows = (data.rows ?? []).filter((row) => integer(row.activity?.denied) > 0);
-    if (!rows.length) return html`<p class="muted" data-test="none-denied">No rule denied a hit <${Period} start=${start} />.</p>`;
-    return html`<table data-test="denied-rules"><caption>Rules with the most denied hits <${Period} start=${start} />, <${Whose} /></caption>
+    if (!rows.length) return html`<p class="muted" data-test="none-denied">No rule denied a hit <${Period} start=${start} />, <${OneInstance} />.</p>`;
+    return html`<table data-test="denied-rules"><caption>Rules with the most denied hits <${Period} start=${start} />, <${OneInstance} /></caption>
       <thead><tr><th scope="col">Rule</th><th scope="col">Limit</th><th scope="col" class="number">Denied hits</th><th scope="col">Share</th></tr></thead>
       <tbody>${rows.map(RuleOfTop)}</tbody></table>`;
   }}</${Loaded}>`;
@@ -147,11 +147,11 @@ export function Now({ params }) {
     <section aria-labelledby="hour"><h2 id="hour">The last hour</h2>
       <${ActivityCharts} periods=${periods} store=${session.store} />
       <p class="muted" data-test="kept">The last hour is kept in memory.${start && html` This instance started at <${Time} value=${start} />.
-        ${!all && periods[0]?.start < new Date(start).getTime() - 10_000 && " What is before that, this page has received from the former process."}`}${session.grafanaUrl && html` For more, see <a href=${session.grafanaUrl} rel="noreferrer">Grafana</a>.`}</p>
+        ${!all && periods[0]?.start < new Date(start).getTime() - 5000 && " What is before that, this page has received from the former process."}`}${session.grafanaUrl && html` For more, see <a href=${session.grafanaUrl} rel="noreferrer">Grafana</a>.`}</p>
     </section>
     <div class="columns">
-      <section aria-labelledby="events"><h2 id="events">Events <${Whose} /></h2><${Events} events=${events} several=${instances.length > 1} /></section>
-      <section aria-labelledby="health"><h2 id="health">Store <${Whose} /></h2><${Servers} servers=${servers} store=${session.store} /></section>
+      <section aria-labelledby="events"><h2 id="events">Events <${OneInstance} /></h2><${Events} events=${events} several=${instances.length > 1} /></section>
+      <section aria-labelledby="health"><h2 id="health">Store <${OneInstance} /></h2><${Servers} servers=${servers} store=${session.store} /></section>
     </div>
     <p class="muted">See all <a href=${link("rules")}>rules</a>.</p>`;
 }

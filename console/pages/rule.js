@@ -2,7 +2,7 @@
 import { html, useMemo } from "../base.js";
 import { Chart, summarise } from "../chart.js";
 import { integer, number, percent, plural, rate, visible } from "../format.js";
-import { Alert, EntityLink, Loaded, Loading, LongText, NeedsRead, Text, Time, Whose, useCall } from "../parts.js";
+import { Alert, EntityLink, Loaded, Loading, LongText, NeedsRead, Text, Time, OneInstance, useCall } from "../parts.js";
 import { canRead, useSession } from "../session.js";
 import { link } from "../state.js";
 import { locationText, outcomesText, shortLimit, spaced, switchText } from "../words.js";
@@ -70,8 +70,8 @@ function RuleDetails({ row, data, session }) {
   const { rule } = row;
   return html`<${Facts} row=${row} loadedAt=${data.loadedAt} />
     ${rule && html`<p><a class="button" data-test="change-switch" href=${switchLink(rule)}>Change this rule's switch</a></p>`}
-    <section aria-labelledby="hour"><h2 id="hour">The last hour <${Whose} /></h2><${MinuteChart} activity=${row.activity ?? {}} /></section>
-    ${rule && html`<section aria-labelledby="entities"><h2 id="entities">Entities <${Whose} /></h2>
+    <section aria-labelledby="hour"><h2 id="hour">The last hour <${OneInstance} /></h2><${MinuteChart} activity=${row.activity ?? {}} /></section>
+    ${rule && html`<section aria-labelledby="entities"><h2 id="entities">Entities <${OneInstance} /></h2>
       ${canRead(session) ? html`<${Entities} rule=${rule} />` : html`<${NeedsRead} />`}</section>
       ${canRead(session) && html`<section aria-labelledby="usage"><h2 id="usage">Share of the limit in use</h2>
         <${Usage} path=${row.path} /></section>`}`}

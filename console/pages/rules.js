@@ -2,7 +2,7 @@
 import { html, useEffect, useInterval, useLayoutEffect, useRef, useState } from "../base.js";
 import { useRulesVersion } from "../activity.js";
 import { number, plural } from "../format.js";
-import { Alert, Loading, Time, Whose } from "../parts.js";
+import { Alert, Loading, Time, OneInstance } from "../parts.js";
 import { link, open, replaceParams } from "../state.js";
 import { useRuleRows } from "../rule_rows.js";
 import { RuleGridRow } from "./rule_grid_row.js";
@@ -136,7 +136,7 @@ export function Rules({ params }) {
   return html`<div class="title-row"><h1 tabindex="-1">Rules</h1>
       <span class="muted" role="status" data-test="totals">${totals && !hasNone && (find
     ? `${number(totals.rules)} of ${plural(totals.all, "rule")}` : plural(totals.all, "rule"))}
-      ${totals?.loadedAt && html`, loaded <${Time} value=${totals.loadedAt} />`}</span><span class="muted">Numbers <${Whose} /></span></div>
+      ${totals?.loadedAt && html`, loaded <${Time} value=${totals.loadedAt} />`}</span><span class="muted">Numbers <${OneInstance} /></span></div>
     <${Alert} error=${loader.error} />
     ${totals?.lastError && !hasNone && html`<div class="alert" role="alert" data-test="last-error">The latest rules were rejected, and the previous ones
       stay in force: ${totals.lastError}</div>`}

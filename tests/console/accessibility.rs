@@ -50,6 +50,8 @@ fn check_pages(browser: &Browser, server: &Server, what: &str, is_operator: bool
         ("descriptor", "[data-test=examples] a"),
         ("descriptor?d=shop%20user%3Dbob", "[data-test=counter]"),
         ("change", "[data-test=overrides] tbody tr"),
+        ("change?tab=plan", "[data-test=plan-form]"),
+        ("change?tab=counter", "[data-test=counter-form]"),
         ("change?tab=switch&scope=rule&domain=shop&rule=user", "[data-test=switch-form]"),
         ("change?tab=candidate", "[data-test=candidate-form]"),
         ("simulate", "[data-test=run]:not(:disabled)"),
@@ -69,6 +71,13 @@ fn check_pages(browser: &Browser, server: &Server, what: &str, is_operator: bool
     browser.wait_for("document.querySelector('[data-test=simulated-rule]')");
     check("simulate, the report");
     if is_operator {
+        // A preview is a change that the service rejects.
+        browser.expect_log("the server responded with a status of 4");
+        open(browser, server, "change?tab=limit&domain=shopp&entries=[[\"user\",\"bob\"]]&limit=7%2Fyear");
+        browser.type_into("input[name=reason]", "accessible");
+        browser.click("[data-test=preview]");
+        browser.text("[data-test=apply-anyway]");
+        check("change, an unknown name");
         open(browser, server, "change?tab=limit&domain=shop&entries=[[\"user\",\"bob\"]]&limit=7%2Fyear");
         browser.type_into("input[name=reason]", "accessible");
         browser.click("[data-test=preview]");
@@ -140,6 +149,8 @@ fn a_keyboard_is_sufficient_to_set_a_limit() {
     tab_to(&browser, "input[name=reason]");
     browser.press("by keyboard");
     tab_to(&browser, "[data-test=preview]");
+    // A preview is a change that the service rejects.
+    browser.expect_log("the server responded with a status of 409");
     browser.press(&key::SPACE.to_string());
     browser.wait_for_text("[data-test=before-after]", &["shop user=bob", "2/year"]);
     tab_to(&browser, "[data-test=apply]");

@@ -1,4 +1,4 @@
-//! Changes by an operator: limits, switches, and how to undo them.
+//! Changes by an operator: limits, switches, candidate rules, and how to undo them.
 
 use super::{RULES, folder, open, request, send, sign_in};
 use crate::support::{
@@ -8,7 +8,7 @@ use crate::support::{
 };
 
 /// Goes from the preview to the result.
-fn apply(browser: &Browser, button: &str, sentence: &str) {
+pub(super) fn apply(browser: &Browser, button: &str, sentence: &str) {
     browser.click(button);
     browser.wait_for_text("[data-test=confirm-sentence]", &[sentence]);
     browser.click("[data-test=confirm]");
@@ -27,15 +27,16 @@ fn a_limit_set_in_the_browser_holds_on_the_wire() {
     browser.click("[data-test=set-limit]");
     browser.wait_for("document.querySelector('input[name=value]')?.value === 'bob'");
     browser.type_into("input[name=reason]", "too many orders");
-    // The service checks the limit. An invalid one is reported in the dialog and changes nothing.
+    // The service checks the limit before there is a button to apply it.
     browser.expect_log("the server responded with a status of 400");
     browser.type_into("input[name=limit]", "plenty");
     browser.click("[data-test=preview]");
-    browser.click("[data-test=apply]");
-    browser.click("[data-test=confirm]");
-    browser.wait_for_text("dialog [data-test=alert]", &["plenty"]);
-    browser.click("dialog button[type=button]");
+    browser.wait_for_text("[data-test=change-steps] [data-test=alert]", &["\"plenty\" is not a limit"]);
+    assert_eq!(browser.count("[data-test=apply], [data-test=apply-anyway]"), 0);
+    // Without a mistake, the check ends with a conflict.
+    browser.expect_log("the server responded with a status of 409");
     browser.fill("input[name=limit]", "2/year");
+    browser.click("select[name=end] option[value=never]");
     browser.click("[data-test=preview]");
     browser.wait_for_text(
         "[data-test=before-after]",
@@ -70,9 +71,9 @@ fn a_switch_set_in_the_browser_holds_and_can_be_undone_from_the_audit_log() {
     browser.click("[data-test=change-switch]");
     browser.wait_for("document.querySelector('[data-test=switch-form] input[name=rule]')?.value === 'user'");
     browser.click("select[name=mode] option[value=off]");
-    browser.click("select[name=end] option[value=after]");
     browser.fill("input[name=end-amount]", "3");
     browser.type_into("input[name=reason]", "incident 7");
+    browser.expect_log("the server responded with a status of 409");
     browser.click("[data-test=preview]");
     apply(&browser, "[data-test=apply]", "Set the switch of rule user of domain shop to “off”, until");
     browser.wait_for_text("[data-test=result]", &["Applied with version"]);
@@ -107,6 +108,7 @@ fn a_change_replaces_only_the_value_that_its_preview_showed() {
     let browser = Browser::start();
     open(&browser, server, "change?tab=limit&domain=shop&entries=[[\"user\",\"bob\"]]&limit=4%2Fyear");
     sign_in(&browser, OPERATE, "Operator: alice");
+    browser.expect_log("the server responded with a status of 409");
     browser.type_into("input[name=reason]", "second");
     browser.click("[data-test=preview]");
     browser.wait_for_text("[data-test=before-after]", &["3/year", "4/year"]);

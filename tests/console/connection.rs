@@ -50,6 +50,9 @@ fn a_page_reports_a_lost_connection_and_reconnects_after_a_restart() {
     browser.wait_for_text("[data-test=denied-entities]", &["user=bob"]);
     let denied_share = "parseFloat(document.querySelector('[data-test=denied] .figure-value').innerText) > 0";
     browser.wait_while(denied_share, || _ = send(&server, 1, "user", "bob"));
+    // The charts have a period with requests.
+    let period = "/highest[^/]*[1-9][^/]*\\/s/.test(document.querySelector('[data-test=chart-decisions]').innerText)";
+    browser.wait_for(period);
     browser.run("window.isFirstLoad = true", &json!([]));
     assert_eq!(browser.text("[data-test=banner]"), "");
     // The browser logs connections that fail.
@@ -58,15 +61,32 @@ fn a_page_reports_a_lost_connection_and_reconnects_after_a_restart() {
     let stopped = Instant::now();
     browser.wait_for_text("[data-test=banner]", &["No connection to the instance since", "Trying again"]);
     println!("the banner appeared {:?} after the stop (budget: 3 s)", stopped.elapsed());
+    // The data of the page stays, without colours. The tables are loaded every five seconds, also in this time.
+    let requests = "performance.getEntriesByType('resource')\
+                    .filter(({ name }) => /ListRuleActivity|ListTopEntities/.test(name)).length";
+    let before = browser.value(requests).as_u64().unwrap();
+    browser.wait_for(&format!("{requests} > {}", before + 1));
+    browser.wait_for_text("[data-test=denied-rules]", &["shop.user"]);
+    browser.wait_for_text("[data-test=denied-entities]", &["user=bob"]);
+    assert_eq!(browser.count("[data-test=alert]"), 0);
+    let is_grey = "(() => { const { color } = getComputedStyle(document.querySelector('[data-test=denied-rules] a'));\
+                   return color === getComputedStyle(document.querySelector('.one-instance')).color; })()";
+    assert_eq!(browser.value(is_grey), true);
     let server = start_at(folder.path(), &address, "token");
     let started = Instant::now();
     browser.wait_for("document.querySelector('[data-test=banner]').textContent === ''");
     println!("the page was connected {:?} after the start (budget: 5 s)", started.elapsed());
-    // The new process has another setting and no activity yet, and its requests appear without a reload.
+    // The new process has another setting and no activity yet. The page states this, and has the earlier periods.
     browser.wait_for_text("[data-test=role]", &["Not signed in"]);
-    browser.wait_for_text("[data-test=empty]", &["No requests in the last hour"]);
+    browser.wait_for_text("[data-test=none-denied]", &["No rule denied a hit since this instance started at"]);
+    browser.wait_for_text("[data-test=kept]", &["received from the former process"]);
+    assert_eq!(browser.value(period), true);
+    assert_eq!(browser.count("main.old"), 0);
+    // Its requests appear without a reload.
+    let decisions = "parseFloat(document.querySelector('[data-test=decisions] .figure-value').innerText) > 0";
+    browser.wait_for(&format!("!({decisions})"));
     assert_eq!(send(&server, 1, "user", "bob"), 1);
-    browser.wait_until_gone("[data-test=empty]");
+    browser.wait_for(decisions);
     assert_eq!(browser.value("window.isFirstLoad"), true);
 }
 
@@ -117,6 +137,12 @@ fn all_instances_are_summed_up() {
     browser.click("[data-test=scope] input[value=all]");
     browser.wait_for_text("[data-test=instances]", &["2 instances"]);
     browser.wait_for_text("[data-test=errors]", &["7 in the last hour"]);
+    // The tables count one instance, and name it.
+    let name = browser.text("[data-test=instance]");
+    let label = format!("on {name} only");
+    for place in ["#events", "#health", "[data-test=none-denied]"] {
+        browser.wait_for_text(place, &[&label]);
+    }
     assert!(browser.value("location.hash").as_str().unwrap().contains("scope=all"));
     // Both counted in Redis: the page of either instance shows the same counter.
     open(&browser, &second, "descriptor?d=shop%20path%3D%2Fcart");

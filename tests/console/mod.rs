@@ -13,10 +13,14 @@ use crate::support::{
 mod access;
 /// Accessibility: axe-core on every page, and work with the keyboard only.
 mod accessibility;
-/// Changes by an operator: limits, switches, and how to undo them.
+/// Changes by an operator: limits, switches, candidate rules, and how to undo them.
 mod changes;
+/// Charts: the texts of ticks, and the time under the pointer.
+mod charts;
 /// The connection to the instance: events, restarts, and several instances.
 mod connection;
+/// Forms: lists of existing names, unknown names, ends, plans, resets and refunds.
+mod forms;
 /// Names with markup, control characters, and thousands of characters.
 mod hostile_names;
 /// The pictures of docs/guides/console.md.

@@ -30,7 +30,7 @@ fn every_page_shows_the_traffic_with_counters_in_memory() {
     let browser = Browser::start();
     check_all_pages(&browser, &operator.server, "this process's memory");
     open(&browser, &operator.server, "now");
-    assert_eq!(browser.text("[data-test=store]"), "memory");
+    assert_eq!(browser.text("[data-test=store]"), "counters in memory");
     assert_eq!(browser.count("[data-test=servers]"), 0);
     // Counters in memory are not shared, so that there is no sum over instances.
     assert_eq!(browser.count("[data-test=scope] input[value=all]:disabled"), 1);
@@ -48,6 +48,11 @@ fn every_page_shows_the_traffic_with_counters_on_a_ring() {
     check_all_pages(&browser, server, &format!("127.0.0.1:{}", redis[owner].port));
     open(&browser, server, "now");
     browser.wait_for_text("[data-test=store]", &["ring"]);
+    // Only failures are red.
+    let red = "[...document.querySelectorAll('.chart figcaption > div')].filter((line) => \
+               line.querySelector('line').getAttribute('style').includes('--bad')).map((line) => line.innerText.split(':')[0].trim()).join()";
+    browser.wait_for("document.querySelector('[data-test=chart-store] canvas')");
+    assert_eq!(browser.value(red), "Failed calls");
     for node in &redis {
         browser.wait_for_text("[data-test=servers] tr", &[&node.port.to_string(), "up"]);
     }
@@ -111,6 +116,7 @@ fn check_rules(browser: &Browser, server: &Server) {
     open(browser, server, "rules");
     browser.wait_for_text("[data-test=rule-row][data-path='shop.user']", &["5 per year", "fixed window", "75.8%"]);
     browser.wait_for_text("[data-test=rule-row][data-path='shop.plan_free']", &["50 per year", "–"]);
+    browser.wait_for_text("[data-test=rule-row][data-path='shop.path']", &["1,000,000 per year"]);
     browser.wait_for_text("[data-test=totals]", &["3 rules"]);
     assert_eq!(send(server, 1, "plan", "free"), 1);
     browser.wait_for_text("[data-test=rule-row][data-path='shop.plan_free']", &["0%"]);
@@ -120,6 +126,9 @@ fn check_rules(browser: &Browser, server: &Server) {
     browser.wait_for_text("[data-test=rule-most-requested] tbody tr", &["shop user=eve", "3"]);
     browser.wait_for_text("[data-test=usage]", &["2 entities read", "1 uses at least 100% of the limit"]);
     browser.wait_for_text("[data-test=usage-entities] tbody tr", &["shop user=eve", "3", "5", "60.0%"]);
+    // A rule belongs to the list of rules, and has no place in the menu.
+    assert_eq!(browser.text("nav[aria-label=Pages] [aria-current=true]"), "Rules");
+    assert_eq!(browser.count("nav[aria-label=Pages] a"), 5);
     open(browser, server, "rule?path=shop.nothing");
     browser.wait_for_text("[data-test=unknown-rule]", &["No rule has this path"]);
 }
@@ -128,6 +137,7 @@ fn check_descriptor(browser: &Browser, server: &Server, counter_server: &str) {
     open(browser, server, "descriptor");
     browser.type_into("textarea[name=descriptor]", "shop user=bob\u{e007}");
     browser.wait_for_text("[data-test=decision]", &["would be denied now", "would be allowed in"]);
+    browser.wait_for_text("[data-test=first-denial]", &["the first denial was at", "may have been allowed since then"]);
     browser.wait_for_text("[data-test=matched-rule]", &["shop.user", "5 per year", "Decided by the rule"]);
     browser.wait_for_text("[data-test=steps] li", &["matches the rule for any user"]);
     browser.wait_for_text("[data-test=counter]", &[counter_server, "{shop|user=bob}fw:31536000"]);
@@ -148,7 +158,7 @@ fn check_change(browser: &Browser, server: &Server) {
     sign_in(browser, OPERATE, "Operator: alice");
     browser.wait_for_text("[data-test=overrides]", &["No override is set"]);
     browser.wait_for_text("[data-test=audit-log]", &["No changes yet"]);
-    for tab in ["switch", "candidate"] {
+    for tab in ["plan", "switch", "counter", "candidate"] {
         browser.click(&format!("[data-test=tab-{tab}]"));
         browser.wait_for(&format!("document.querySelector('[data-test={tab}-form]')"));
     }
