@@ -57,7 +57,7 @@ function addEvents(known, added) {
 function received(message, isFirst) {
   const before = activity.get();
   lastMessage = new Date();
-  if (isFirst) loadSession();
+  const session = isFirst ? loadSession() : null;
   const added = (message.periods ?? []).map(readPeriod);
   const oldest = Date.now() - HOUR_MS - 10_000;
   // A process that has restarted does not know what was before. The page keeps what it has received.
@@ -67,8 +67,13 @@ function received(message, isFirst) {
   const { all, fresh } = addEvents(isFirst ? [] : before.events, message.events ?? []);
   const freshAgain = isFirst && before.everConnected ? addEvents(before.events, message.events ?? []).fresh : [];
   const version = String(message.rulesVersion ?? "0");
-  if (isReconnected) connections += 1;
-  if (isReconnected || (knownVersion !== null && version !== knownVersion)) rulesVersion.set(`${version}/${connections}`);
+  if (isReconnected) {
+    connections += 1;
+    // The role can be another one, and decides which calls are possible.
+    session.then(() => rulesVersion.set(`${version}/${connections}`));
+  } else if (knownVersion !== null && version !== knownVersion) {
+    rulesVersion.set(`${version}/${connections}`);
+  }
   knownVersion = version;
   activity.set({
     periods,
