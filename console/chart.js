@@ -128,11 +128,11 @@ export function Chart({ title, times, series, format, axisFormat = compact, summ
 
 // The summary of a series in words: its last value, and the highest of the hour with its time.
 export function summarise({ label, values }, times, format, word = "now") {
-  let top = 0;
+  let top = values.findIndex((value) => value !== null);
   values.forEach((value, index) => {
     if (value > values[top]) top = index;
   });
-  if (!values.length) return `${label}: nothing yet`;
+  if (top < 0) return `${label}: nothing yet`;
   return html`${label}: ${word} ${format(values[values.length - 1])}, highest${" "}<span class="unseen">in the last hour${" "}</span>
     ${format(values[top])} at ${minute(times[top])}`;
 }

@@ -1,7 +1,7 @@
 // Small components and hooks that several pages share.
 import { html, useState, useEffect, useRef, useCallback, useInterval } from "./base.js";
 import { call, isUnreachable } from "./api.js";
-import { useRulesVersion } from "./activity.js";
+import { useActivity, useRulesVersion } from "./activity.js";
 import { useSession } from "./session.js";
 import { clock, cut, fullTime, percent, visible } from "./format.js";
 import { descriptorText, entriesText } from "./words.js";
@@ -71,6 +71,14 @@ export function Alert({ error, children }) {
 }
 
 export const Time = ({ value }) => html`<time datetime=${value} title=${fullTime(value)}>${clock(value)}</time>`;
+
+// Returns the start of the instance that serves the page, if it does not have the whole last hour, or null.
+export function useStart() {
+  const { instances } = useActivity();
+  const { instance } = useSession();
+  const since = instances.find(({ name }) => name === instance)?.since;
+  return since && Date.now() - new Date(since).getTime() < 3_600_000 ? since : null;
+}
 
 // Says that numbers are those of the instance that serves the page, and not of all.
 export function OneInstance() {

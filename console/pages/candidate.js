@@ -4,7 +4,7 @@ import { call } from "../api.js";
 import { ConfirmDialog } from "../confirm.js";
 import { readRuleFiles } from "../files.js";
 import { integer, number, percent, plural, visible } from "../format.js";
-import { Alert, EntityLink, Field, Loading, RuleLink, Text, Time, OneInstance, useCall } from "../parts.js";
+import { Alert, EntityLink, Field, Loading, OneInstance, RuleLink, Text, Time, useCall } from "../parts.js";
 import { useSession } from "../session.js";
 import { outcomesText } from "../words.js";
 import { SimulationSummary } from "./simulation_report.js";

@@ -1,7 +1,7 @@
 // What applies to one descriptor: the decision, the rule, the steps of the match, and the counter.
 import { html, useState } from "../base.js";
 import { duration, integer, limitText, number, percent } from "../format.js";
-import { Alert, Loading, LongText, RuleLink, Text, Time, OneInstance, useCall } from "../parts.js";
+import { Alert, Loading, LongText, OneInstance, RuleLink, Text, Time, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
 import { CounterPicture } from "./counter_picture.js";
 

@@ -3,7 +3,7 @@ import { html, useEffect, useMemo } from "../base.js";
 import { useActivity, watchAllInstances } from "../activity.js";
 import { canRead, useSession } from "../session.js";
 import { integer, latency, number, percent, plural, rate } from "../format.js";
-import { Copyable, EntityLink, Loaded, NeedsRead, RuleLink, ShareBar, Text, Time, OneInstance, useCall } from "../parts.js";
+import { Copyable, EntityLink, Loaded, NeedsRead, OneInstance, RuleLink, ShareBar, Text, Time, useCall, useStart } from "../parts.js";
 import { EVENT_KINDS, deniesNothing, exampleOf, shortLimit, switchText } from "../words.js";
 import { link, replaceParams } from "../state.js";
 import { ActivityCharts } from "./now_charts.js";
@@ -63,12 +63,6 @@ function NoRequests() {
     <p>Send a request from a proxy or an application, or try this command in a terminal:</p>
     <${Copyable} text=${exampleCommand(data?.rows ?? [])} />
     <p class="muted">This note disappears with the first request.</p></section>`;
-}
-
-// Since when this instance counts, if that is not the whole last hour.
-function startOf(activity, session) {
-  const since = activity.instances.find(({ name }) => name === session.instance)?.since;
-  return since && Date.now() - new Date(since).getTime() < 3_600_000 ? since : null;
 }
 
 const Period = ({ start }) => (start ? html`since this instance started at <${Time} value=${start} />` : "in the last hour");
@@ -137,7 +131,7 @@ export function Now({ params }) {
   const { periods, current, servers, events, instances } = activity;
   const requests = useMemo(() => periods.reduce((total, period) => total + period.requests + period.errors, 0), [periods]);
   const isIdle = activity.everConnected && requests + (current?.requests ?? 0) + (current?.errors ?? 0) === 0;
-  const start = startOf(activity, session);
+  const start = useStart();
   return html`<div class="title-row"><h1 tabindex="-1">Now</h1>
       <${ScopeChoice} scope=${params.scope} session=${session} instances=${instances} /></div>
     ${isIdle && html`<${NoRequests} />`}

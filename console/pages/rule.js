@@ -2,7 +2,7 @@
 import { html, useMemo } from "../base.js";
 import { Chart, summarise } from "../chart.js";
 import { integer, number, percent, plural, rate, visible } from "../format.js";
-import { Alert, EntityLink, Loaded, Loading, LongText, NeedsRead, Text, Time, OneInstance, useCall } from "../parts.js";
+import { Alert, EntityLink, Loaded, Loading, LongText, NeedsRead, OneInstance, Text, Time, useCall, useStart } from "../parts.js";
 import { canRead, useSession } from "../session.js";
 import { link } from "../state.js";
 import { locationText, outcomesText, shortLimit, spaced, switchText } from "../words.js";
@@ -12,6 +12,7 @@ function Facts({ row, loadedAt }) {
   const { rule, activity = {} } = row;
   const requested = integer(activity.requested);
   const denied = integer(activity.denied);
+  const start = useStart();
   const fact = (name, value) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`;
   return html`<dl class="facts" data-test="facts">
     ${rule && html`${fact("Limit", html`<strong><${LongText} value=${shortLimit(rule) || "unlimited"} /></strong>`)}
@@ -22,7 +23,7 @@ function Facts({ row, loadedAt }) {
     ${loadedAt && fact("In force since", html`<${Time} value=${loadedAt} />`)}
     ${row.overrides ? fact("Limits set for entities", html`<a href=${link("change")}>${number(row.overrides)}</a>`) : null}
     ${fact("Now", `${rate(activity.requestedRate)} hits/s requested, ${rate(activity.deniedRate)} hits/s denied${activity.shadowRate ? `, ${rate(activity.shadowRate)} hits/s over the limit in shadow mode` : ""}`)}
-    ${fact("Last hour", requested ? `${plural(requested, "hit")} requested, ${number(denied)} denied (${percent(denied / requested)})` : "no hits")}
+    ${fact(start ? html`Since the start at <${Time} value=${start} />` : "Last hour", requested ? `${plural(requested, "hit")} requested, ${number(denied)} denied (${percent(denied / requested)})` : "no hits")}
     ${row.candidate && fact("Candidate rules", `${outcomesText(row.candidate)}, of ${plural(integer(row.candidate.requested), "evaluated hit")}`)}
   </dl>`;
 }
@@ -31,15 +32,18 @@ function MinuteChart({ activity }) {
   const requested = activity.requestedPerMinute ?? [];
   const denied = activity.deniedPerMinute ?? [];
   const { length } = requested;
+  const start = useStart();
   const thisMinute = Math.floor(Date.now() / 60_000) * 60_000;
   const times = useMemo(() => Array.from({ length }, (_, index) => thisMinute - (length - index) * 60_000), [length, thisMinute]);
   if (!length) {
     return html`<p class="muted">${integer(activity.requested) ? "The first minute with hits is not over yet." : "No hits in the last hour."}</p>`;
   }
-  const filled = requested.map((_, index) => denied[index] ?? 0);
+  // Nothing is known of the minutes before the start.
+  const first = start ? new Date(start).getTime() - 60_000 : 0;
+  const valuesOf = (counts) => times.map((time, index) => (time > first ? counts[index] ?? 0 : null));
   const series = [
-    { label: "Requested", values: requested, colour: "accent" },
-    { label: "Denied", values: filled, colour: "denied", dash: [6, 3] },
+    { label: "Requested", values: valuesOf(requested), colour: "accent" },
+    { label: "Denied", values: valuesOf(denied), colour: "denied", dash: [6, 3] },
   ];
   const summaries = series.map((line) => summarise(line, times, number, "last minute"));
   return html`<${Chart} title="Hits per minute" times=${times} series=${series} format=${number} summaries=${summaries} height=${180} test="chart-rule" />`;
