@@ -93,8 +93,8 @@ fn check_reports_files_that_cannot_be_read_with_the_mistakes_of_the_others() {
 #[test]
 fn check_succeeds_with_warnings() {
     let folder = rules(&[("a.yaml", "domain: 'a '\n")]);
-    std::fs::create_dir(folder.path().join("sub")).unwrap();
-    std::fs::write(folder.path().join("sub/b.yaml"), "domain: b\n").unwrap();
+    fs::create_dir(folder.path().join("sub")).unwrap();
+    fs::write(folder.path().join("sub/b.yaml"), "domain: b\n").unwrap();
     let (code, out, err) = run(command().arg("check").arg(folder.path()));
     assert_eq!(code, Some(0), "{out}{err}");
     assert!(out.contains("sub: warning: the rule files in this folder are not read"), "{out}");
