@@ -80,11 +80,11 @@ mod tests {
         let problem = |name: &str| format!("no limit of domain \"d\" has the name {name:?}, so replaces has no effect");
         assert_eq!(
             warnings(&[&format!("{base}{}", rule("bse"))]),
-            [format!("a.yaml:4:74: warning: {}; did you mean \"base\"?", problem("bse"))]
+            [format!("a.yaml:4:69: warning: {}; did you mean \"base\"?", problem("bse"))]
         );
         assert_eq!(
             warnings(&[&format!("{base}{}", rule("everything"))]),
-            [format!("a.yaml:4:74: warning: {}", problem("everything"))]
+            [format!("a.yaml:4:69: warning: {}", problem("everything"))]
         );
         let other = format!("domain: d\ndescriptors:\n{}", rule("base"));
         assert_eq!(warnings(&[&other, &base]), [""; 0], "the name is in another file of the domain");

@@ -166,7 +166,7 @@ mod tests {
             ("SLUICEGATE__REDIS__TIMEOUT", "9ms", "redis.timeout has no effect without the address of Redis in store"),
             ("SLUICEGATE__TELEMETRY__STATSD__INTERVAL", "1s", "no effect without telemetry.statsd.addr"),
             ("SLUICEGATE__RULES__CANDIDATE_SHARE", "0.5", "no effect without rules.candidate_dir"),
-            ("SLUICEGATE__CLUSTER__TLS__CA_FILE", "/ca", "no effect without cluster.peers"),
+            ("SLUICEGATE__CLUSTER__JOIN_TIMEOUT", "1s", "no effect without cluster.peers"),
             ("SLUICEGATE__RECORD__SHARE", "0.5", "no effect without record.dir"),
             ("SLUICEGATE__ADMIN__TOKEN_FILE", "/tokens", "no effect without admin.addr"),
         ] {

@@ -179,9 +179,12 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
         "ip_prefix" => vec![descriptor(&format!(
             "ip_prefix: {{{keyword}: {value}}}, rate_limit: {{unit: day, requests_per_unit: 1}}"
         ))],
-        "replaces" => vec![descriptor(&format!(
-            "rate_limit: {{unit: day, requests_per_unit: 1, replaces: [{{{keyword}: {value}}}]}}"
-        ))],
+        "replaces" => {
+            let limit = "unit: day, requests_per_unit: 1";
+            let replaced = format!("{{key: b, rate_limit: {{{limit}, name: {value}}}}}");
+            let rule = format!("{{key: a, rate_limit: {{{limit}, replaces: [{{{keyword}: {value}}}]}}}}");
+            vec![format!("{{domain: d, descriptors: [{rule}, {replaced}]}}")]
+        }
         "elastic" => ["resource: r", "up_to: 200%", "idle: 50%", "busy: 90%"]
             .map(|context| if context.starts_with(keyword) { "idle: 40%" } else { context })
             .iter()
