@@ -5,10 +5,12 @@
 //! Each worker has a table of its own, which it never waits for.
 
 use std::{
-    collections::{BTreeMap, HashMap, hash_map::RandomState},
+    collections::{BTreeMap, HashMap},
     hash::{BuildHasher, Hasher},
     sync::{Arc, Mutex, PoisonError},
 };
+
+use foldhash::fast::RandomState;
 
 use super::Descriptor;
 use crate::{
@@ -36,7 +38,7 @@ pub struct UnmatchedDescriptors {
 
 /// The groups of one worker by the hash of their domain and keys.
 #[derive(Default)]
-struct Table(HashMap<u64, Group>);
+struct Table(HashMap<u64, Group, RandomState>);
 
 /// Descriptors without a rule that have the same domain and the same keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,7 +114,7 @@ impl UnmatchedDescriptors {
     /// Creates empty tables for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Self {
-        Self { tables: Striped::new(workers), hasher: RandomState::new() }
+        Self { tables: Striped::new(workers), hasher: RandomState::default() }
     }
 
     /// Counts a descriptor.
@@ -126,7 +128,12 @@ impl UnmatchedDescriptors {
         }
         // A reader holds the lock only while it copies the table.
         let mut table = self.tables.of(worker).lock().unwrap_or_else(PoisonError::into_inner);
-        table.group(hasher.finish(), domain, descriptor, now).count(now);
+        let hash = hasher.finish();
+        if let Some(group) = table.0.get_mut(&hash) {
+            group.count(now);
+            return;
+        }
+        table.new_group(hash, domain, descriptor, now).count(now);
     }
 
     /// Returns all groups, summed over the workers and ordered by domain and keys.
@@ -157,15 +164,16 @@ impl UnmatchedDescriptors {
 }
 
 impl Table {
-    fn group(&mut self, hash: u64, domain: &str, descriptor: &Descriptor<'_>, now: Micros) -> &mut Group {
-        // The hash of the group that counts all others is as good as any: a collision only adds two counts.
-        let is_known = self.0.contains_key(&hash);
-        if is_known || self.0.len() < MAX_GROUPS {
+    /// Adds a group, or returns the one that counts all others if there are too many.
+    #[cold]
+    fn new_group(&mut self, hash: u64, domain: &str, descriptor: &Descriptor<'_>, now: Micros) -> &mut Group {
+        if self.0.len() < MAX_GROUPS {
             return self.0.entry(hash).or_insert_with(|| {
                 let keys = descriptor.entries.iter().take(MAX_KEYS).map(|entry| shortened(entry.key).to_owned());
                 Group::new(domain, keys.collect(), now)
             });
         }
+        // Any hash can be that of the others: a collision only adds two counts.
         self.0.entry(0).or_insert_with(|| Group::new(OTHER, Vec::new(), now))
     }
 }

@@ -218,7 +218,7 @@ async fn the_layer_holds_a_permit_until_the_body_ends() {
     let denied = send("/short").await;
     assert_eq!(
         (denied.status(), denied.headers()["ratelimit-policy"].to_str().unwrap()),
-        (StatusCode::TOO_MANY_REQUESTS, "\"default\";q=2;qu=\"concurrent-requests\"")
+        (StatusCode::TOO_MANY_REQUESTS, "\"user\";q=2;qu=\"concurrent-requests\"")
     );
     assert_eq!(send("/free").await.status(), StatusCode::OK);
     // The first body is read to its end, while the response still exists. The second is dropped before its end.

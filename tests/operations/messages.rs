@@ -119,7 +119,7 @@ async fn what_top_and_the_lists_print_is_accepted() {
         client.check(request_for("shop", &[("user", "a|b=c%")])).await.unwrap();
     }
     let top = operator.ctl(&["top"]);
-    let entity = top.lines().nth(2).unwrap().split_whitespace().nth(1).unwrap();
+    let entity = top.lines().nth(2).unwrap().split_whitespace().nth(2).unwrap();
     assert_eq!(entity, "shop|user=a%7Cb%3Dc%25");
     let inspected = operator.ctl(&["inspect", entity]);
     // The times until the reset are different.

@@ -193,10 +193,12 @@ fn invalid_arguments_are_errors() {
     let good = rules(&[("api.yaml", RULES)]);
     let file = folder.path().join("traffic.gz");
     fs::write(&file, "no traffic").unwrap();
+    let empty = folder.path().join("empty.gz");
+    fs::write(&empty, "").unwrap();
     for (args, expected) in [
         (vec!["--rules", path(good.path())], "--traffic"),
         (vec!["--traffic", path(&file)], "--rules"),
-        (vec!["--rules", path(folder.path()), "--traffic", path(&file)], "bad.yml:2"),
+        (vec!["--rules", path(folder.path()), "--traffic", path(&empty)], "bad.yml:2"),
         (vec!["--rules", path(good.path()), "--traffic", path(&file)], "cannot use"),
         (vec!["--rules", path(good.path()), "--traffic", "/nowhere"], "cannot use /nowhere"),
         (
