@@ -24,11 +24,12 @@ use crate::{
     rounds,
 };
 
-const CHECKS_PER_SECOND: f64 = 3_000.0;
+/// Checks per second, unless the variable `CHECKS_PER_SECOND` is set.
+const DEFAULT_RATE: u32 = 3_000;
+/// Length of a round in seconds.
+const ROUND_SECONDS: u32 = 10;
 const USERS: u32 = 15_000;
 const CONNECTIONS: usize = 10;
-/// Checks of a round: ten seconds.
-const CHECKS: usize = 30_000;
 /// Time before a check at which the sender stops sleeping and spins.
 const SPIN: Duration = Duration::from_micros(150);
 /// Time without a response after which the benchmark fails.
@@ -67,10 +68,11 @@ pub(crate) fn run() {
         let process = Process::envoyproxy_ratelimit(&program, &others[1]);
         rows.push(Row { name: "envoyproxy/ratelimit, single Redis", process });
     }
+    let rate = std::env::var("CHECKS_PER_SECOND").map_or(DEFAULT_RATE, |rate| rate.parse().unwrap());
     let mut samples = vec![Vec::new(); rows.len()];
     for round in 0..=rounds() {
         for (row, samples) in rows.iter().zip(&mut samples) {
-            let percentiles = measure(row.process.address, round as u64);
+            let percentiles = measure(row.process.address, schedule(rate, round as u64));
             // The first round warms up: connections, and a counter for each user.
             if round > 0 {
                 samples.push(percentiles);
@@ -78,8 +80,8 @@ pub(crate) fn run() {
         }
     }
     println!(
-        "open loop, {CHECKS_PER_SECOND} checks/s of {USERS} users, {CONNECTIONS} connections, {CHECKS} checks a round, \
-         medians of {} rounds\n",
+        "open loop, {rate} checks/s of {USERS} users, {CONNECTIONS} connections, medians of {} rounds of \
+         {ROUND_SECONDS} s\n",
         rounds()
     );
     println!("| server | p50 ms | p99 ms | p99.9 ms | of it late sending, p99 ms |");
@@ -105,19 +107,19 @@ struct Planned {
 }
 
 /// Returns the checks of a round. The gaps have an exponential distribution, so the arrivals are a Poisson process.
-fn schedule(seed: u64) -> Vec<Planned> {
+fn schedule(rate: u32, seed: u64) -> Vec<Planned> {
     let mut random = StdRng::seed_from_u64(seed);
     let mut at = 0.0;
     let next = |_| {
-        at -= (1.0 - random.random::<f64>()).ln() / CHECKS_PER_SECOND;
+        at -= (1.0 - random.random::<f64>()).ln() / f64::from(rate);
         Planned { at: Duration::from_secs_f64(at), user: random.random_range(0..USERS) }
     };
-    (0..CHECKS).map(next).collect()
+    (0..rate * ROUND_SECONDS).map(next).collect()
 }
 
 /// Sends the checks of one round and waits for all responses.
-fn measure(address: SocketAddr, seed: u64) -> Percentiles {
-    let schedule = Arc::new(schedule(seed));
+fn measure(address: SocketAddr, schedule: Vec<Planned>) -> Percentiles {
+    let schedule = Arc::new(schedule);
     let connections: Vec<_> = (0..CONNECTIONS).map(|_| Connection::open(address)).collect();
     // Time to start all threads.
     let start = Instant::now() + Duration::from_millis(100);
@@ -126,7 +128,7 @@ fn measure(address: SocketAddr, seed: u64) -> Percentiles {
         let reader = Reader { connection: connection.clone(), index, start, schedule: Arc::clone(&schedule) };
         readers.push(thread::spawn(move || reader.read_all()));
     }
-    let mut lateness = Vec::with_capacity(CHECKS);
+    let mut lateness = Vec::with_capacity(schedule.len());
     for (number, planned) in schedule.iter().enumerate() {
         let due = start + planned.at;
         if let Some(pause) = due.checked_duration_since(Instant::now() + SPIN) {
@@ -140,15 +142,15 @@ fn measure(address: SocketAddr, seed: u64) -> Percentiles {
             frames.request(planned.user);
         });
     }
-    let mut latencies = Vec::with_capacity(CHECKS);
+    let mut latencies = Vec::with_capacity(schedule.len());
     for reader in readers {
         latencies.extend(reader.join().unwrap());
     }
-    assert_eq!(latencies.len(), CHECKS);
+    assert_eq!(latencies.len(), schedule.len());
     for values in [&mut latencies, &mut lateness] {
         values.sort_by(f64::total_cmp);
     }
-    let at = |values: &[f64], share: f64| values[((CHECKS - 1) as f64 * share) as usize];
+    let at = |values: &[f64], share: f64| values[((values.len() - 1) as f64 * share) as usize];
     Percentiles {
         p50: at(&latencies, 0.5),
         p99: at(&latencies, 0.99),
@@ -192,12 +194,13 @@ struct Reader {
 impl Reader {
     /// Reads until all checks of the connection are answered. Returns their latencies in milliseconds.
     fn read_all(self) -> Vec<f64> {
-        let expected = (self.index..CHECKS).step_by(CONNECTIONS).len();
+        let expected = (self.index..self.schedule.len()).step_by(CONNECTIONS).len();
         let mut latencies = Vec::with_capacity(expected);
         let (mut input, mut buffer) = (Vec::new(), [0; 16_384]);
         let (mut responses, mut messages) = (Vec::new(), 0);
         while latencies.len() < expected {
-            let read = (&*self.connection.socket).read(&mut buffer).expect("no response");
+            let read = (&*self.connection.socket).read(&mut buffer);
+            let read = read.expect("no response within ten seconds: the server is too slow for this rate");
             let arrived = Instant::now();
             assert!(read > 0, "the server has closed the connection");
             input.extend_from_slice(&buffer[..read]);
