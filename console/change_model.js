@@ -1,5 +1,5 @@
 // Changes of overrides: what a form asks for, as a request and as a sentence, whether the API accepts it, and how to undo it.
-import { call, isUnreachable } from "./api.js";
+import { call } from "./api.js";
 import { duration, fullTime } from "./format.js";
 import { modeWord, targetText } from "./words.js";
 
@@ -28,20 +28,15 @@ export function changeSentence({ target, value, until }) {
   return value ? `Set the ${kind} of ${name} to ${value}, ${endText(until)}` : `Remove the ${kind} set for ${name}`;
 }
 
-// No override has this version. A change of it is checked like any other, and never made.
-const NO_VERSION = String(Number.MAX_SAFE_INTEGER);
 const UNKNOWN_NAMES = /(?:\w+\|.*?: )?((?:the rules have|domain|there is) .*?); nothing was changed; .*reject_unknown_names.*/s;
 
 // Checks the changes of a plan without making them. Throws what the API objects to; `isUnknownName` is set if they name what
 // the rules in force do not have, and the API would accept them with `allowUnknown`.
-export async function checkPlan({ changes, reason, thisInstance }, allowUnknown) {
+export async function checkPlan({ changes, reason }, allowUnknown) {
   if (changes.every(({ value }) => !value)) return;
   try {
-    const checked = changes.map((change) => ({ ...change, expectedVersion: NO_VERSION }));
-    await call("PutOverrides", { changes: checked, reason, rejectUnknownNames: !allowUnknown });
+    await call("PutOverrides", { changes, reason, rejectUnknownNames: !allowUnknown, validateOnly: true });
   } catch (error) {
-    // A switch of this instance needs no store.
-    if (error.code === "ABORTED" || (thisInstance && error.code === "UNAVAILABLE" && !isUnreachable(error))) return;
     const unknown = UNKNOWN_NAMES.exec(error.message);
     if (unknown) {
       error.message = `${unknown[1][0].toUpperCase()}${unknown[1].slice(1)}`;

@@ -54,12 +54,14 @@ fn scheme_of(scheme: &str) -> Option<&'static str> {
     })
 }
 
-/// Returns the address for a host with or without a port.
+/// Returns the address for a host with a port, or for an IP address. Another word can be a password.
 fn host_and_port(text: &str) -> Option<String> {
-    if text.parse::<IpAddr>().is_ok_and(|address| address.is_ipv6()) {
-        return Some(format!("redis://[{text}]:6379"));
+    match text.parse::<IpAddr>() {
+        Ok(IpAddr::V4(_)) => return Some(format!("redis://{text}:6379")),
+        Ok(IpAddr::V6(_)) => return Some(format!("redis://[{text}]:6379")),
+        Err(_) => {}
     }
-    let (host, port) = text.rsplit_once(':').unwrap_or((text, "6379"));
+    let (host, port) = text.rsplit_once(':')?;
     let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
     let is_host = !host.is_empty() && host.len() <= 64 && host.chars().all(is_name);
     let is_valid = is_host && port.parse::<u16>().is_ok();
@@ -81,7 +83,8 @@ mod tests {
     fn an_invalid_address_has_a_suggestion() {
         for (store, expected) in [
             ("redis:6379", "did you mean redis://redis:6379?"),
-            ("localhost", "did you mean redis://localhost:6379?"),
+            ("localhost:7000", "did you mean redis://localhost:7000?"),
+            ("10.0.0.1", "did you mean redis://10.0.0.1:6379?"),
             ("10.0.0.1:7000", "did you mean redis://10.0.0.1:7000?"),
             ("::1", "did you mean redis://[::1]:6379?"),
             ("/run/redis.sock", "did you mean redis+unix:///run/redis.sock?"),
@@ -94,6 +97,8 @@ mod tests {
             assert!(error.starts_with("store must be memory or an address such as redis://host:6379"), "{error}");
             assert!(error.ends_with(&format!("; {expected}")) && !error.contains("hunter2"), "{error}");
         }
-        assert!(error_of("two words").ends_with("redis://host:6379"));
+        for store in ["two words", "hunter2", "localhost"] {
+            assert!(error_of(store).ends_with("redis://host:6379"), "{store}");
+        }
     }
 }

@@ -60,6 +60,10 @@ func readFiles(files []string) (resources []types.Resource, all []json.RawMessag
 			must(err)
 			config := &ratelimit.RateLimitConfig{}
 			must(protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(asJSON, config))
+			// Rule files have no name. Envoy Gateway gives a resource the name of its domain.
+			if config.Name == "" {
+				config.Name = config.Domain
+			}
 			resources, all = append(resources, config), append(all, asJSON)
 		}
 	}

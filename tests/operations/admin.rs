@@ -264,6 +264,15 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
     let warning = "switch|rule|shop|peruser: domain \"shop\" has no rule \"peruser\"; did you mean \"per_user\"?";
     assert_eq!((code, &answer["warnings"][0]), (200, &warning.into()), "{answer}");
     assert_eq!(put("per_user", "").1["warnings"].as_array().map_or(0, Vec::len), 0);
+    // A check changes nothing, and finds what the change would.
+    let before = operator.ctl(&["export"]);
+    let (code, answer) = put("renamed", ", \"validateOnly\": true");
+    assert_eq!(
+        (code, answer["warnings"].as_array().map(Vec::len), &answer["version"]),
+        (200, Some(1), &serde_json::Value::Null)
+    );
+    assert_eq!(put("renamed", ", \"validateOnly\": true, \"rejectUnknownNames\": true").0, 400);
+    assert_eq!(operator.ctl(&["export"]), before);
     let (code, answer) = put("peruser", ", \"rejectUnknownNames\": true");
     assert_eq!((code, answer["code"].as_str()), (400, Some("FAILED_PRECONDITION")), "{answer}");
 }

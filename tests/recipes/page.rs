@@ -148,6 +148,7 @@ impl Setup {
             .current_dir(self.folder.path())
             .env("PATH", format!("{bin}:{}", std::env::var("PATH").unwrap()))
             .env("SLUICEGATE_ADMIN", &self.operator.addr)
+            .env("SLUICEGATE_GRPC", format!("http://{}", self.operator.server.grpc))
             .env("SLUICEGATE_TOKEN_FILE", "token")
             .output()
             .unwrap();

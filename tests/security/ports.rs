@@ -25,7 +25,7 @@ use crate::support::{
 const SERVICE: &str = "sluicegate.admin.v1.AdminService";
 const RULES: &str = "domain: api\ndescriptors:\n- key: user\n  rate_limit: { unit: year, requests_per_unit: 2 }\n";
 /// Methods whose names begin with these words change nothing. All others require the role `operate`.
-const READING: [&str; 6] = ["Get", "List", "Read", "Watch", "Inspect", "Simulate"];
+const READING: [&str; 7] = ["Find", "Get", "List", "Read", "Watch", "Inspect", "Simulate"];
 const WRONG: &str = "operate-0123456789abcdeg";
 
 fn service() -> ServiceDescriptor {
@@ -128,7 +128,7 @@ async fn every_admin_method_checks_the_caller_on_every_listener() {
         (vec![elsewhere, ("authorization", &operate)], Caller::Operator),
     ];
     let service = service();
-    assert!(service.methods().len() >= 20);
+    assert!(service.methods().len() >= 21);
     for method in service.methods() {
         let name = method.name();
         for (authorization, caller) in on_admin_listener {

@@ -141,6 +141,9 @@ pub struct PutOverridesRequest {
     /// made, and the response contains a warning for each of them.
     #[prost(bool, tag = "5")]
     pub reject_unknown_names: bool,
+    /// Check the changes and make none of them. The response contains the warnings.
+    #[prost(bool, tag = "6")]
+    pub validate_only: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct PutOverridesResponse {

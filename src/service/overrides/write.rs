@@ -17,7 +17,12 @@ const MAX_ATTEMPTS: u32 = 10;
 
 impl OverrideSync {
     /// Checks everything about the requests that does not depend on the current overrides.
-    pub(super) fn check(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<(), ChangeError> {
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a target, a value or an end is invalid, if there are too many requests, or if the author or the
+    /// reason is.
+    pub fn check(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<(), ChangeError> {
         info.check()?;
         if requests.iter().filter_map(|request| request.value.as_ref()).any(|value| value.len() > MAX_VALUE_BYTES) {
             return Err(ChangeError::Info);

@@ -132,6 +132,10 @@ impl AdminService for Service {
         if request.reject_unknown_names && !warnings.is_empty() {
             return Err(reject_unknown_names(&warnings));
         }
+        if request.validate_only {
+            self.admin.overrides.check(&requests, &info).map_err(|error| reject(&error.into()))?;
+            return Ok(Response::new(api::PutOverridesResponse { warnings, ..Default::default() }));
+        }
         if request.this_instance {
             return self.switch_this_instance(&requests, info, warnings).await;
         }
