@@ -238,13 +238,13 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
         assert_eq!(operator.ctl(&["export"]), "", "{args:?}");
     }
     operator.ctl(&["plan", "assign", "shop", "tenant=acme", "gold", "--allow-unknown"]);
-    // The tenant gets the default plan, which an inspection and a metric say.
-    let inspected = operator.ctl(&["inspect", "shop", "tenant=acme"]);
-    assert!(inspected.contains("  it matches nothing: domain \"shop\" has no plan \"gold\""), "{inspected}");
-    assert!(inspected.contains("limit 3 per day"), "{inspected}");
+    // The tenant gets the default plan, which a metric and an inspection say.
     let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "tenant", "value": "acme"}]}]}"#;
     agent().post(operator.server.url("/json")).send(body.as_bytes()).unwrap();
     assert!(operator.server.get("/metrics").contains("\nsluicegate_plan_not_found_total 1\n"));
+    let inspected = operator.ctl(&["inspect", "shop", "tenant=acme"]);
+    assert!(inspected.contains("  it matches nothing: domain \"shop\" has no plan \"gold\""), "{inspected}");
+    assert!(inspected.contains("limit 3 per day"), "{inspected}");
     operator.ctl(&["plan", "import", "shop", "tenant", plans, "--allow-unknown"]);
     // An override with any name can be removed.
     operator.ctl(&["limit", "set", "gone", "user=bob", "5/day", "--allow-unknown"]);
