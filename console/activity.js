@@ -26,7 +26,7 @@ let connections = 0;
 let hiddenTimer = 0;
 
 const COUNTS = ["requests", "errors", "requested", "denied", "nearLimit", "shadow", "storeCalls", "decidedByLease",
-  "decidedByEventualCounter", "decidedByDenyCache", "storeErrors", "latencyP50Us", "latencyP99Us"];
+  "decidedByEventualCounter", "decidedByDenyCache", "storeErrors", "latencyP50Us", "latencyP99Us", "deniedRequests"];
 
 // Turns a period of the API into numbers.
 function readPeriod(period) {
@@ -45,7 +45,7 @@ function merge(known, added, oldest) {
 }
 
 // The numbers of events begin anew with each process.
-const eventKey = (event) => `${event.instance ?? ""}/${event.id ?? 0}/${event.at}`;
+export const eventKey = (event) => `${event.instance ?? ""}/${event.id ?? 0}/${event.at}`;
 
 function addEvents(known, added) {
   const keys = new Set(known.map(eventKey));

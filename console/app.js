@@ -4,6 +4,7 @@ import { isLost, startActivity, restartActivity, useActivity } from "./activity.
 import { clock, visible } from "./format.js";
 import { Text } from "./parts.js";
 import { loadSession, signOut, useSession } from "./session.js";
+import { useLastScope, useWatchedScope } from "./scope.js";
 import { SignInDialog } from "./sign_in.js";
 import { link, useRoute } from "./state.js";
 import { storeText } from "./words.js";
@@ -62,11 +63,11 @@ function Announcer() {
   return html`<div class="unseen" aria-live="polite" data-test="announcer">${text}</div>`;
 }
 
-function Navigation({ page }) {
+function Navigation({ page, scopeOf }) {
   const items = Object.entries(PAGES).filter(([, { list }]) => !list);
   const currentOf = (name) => (name === page ? "page" : PAGES[page].list === name || undefined);
   return html`<nav aria-label="Pages"><ul>${items.map(([name, { title }]) => html`<li key=${name}>
-    <a href=${link(name)} aria-current=${currentOf(name)}>${title}</a></li>`)}</ul></nav>`;
+    <a href=${link(name, { scope: scopeOf(name) })} aria-current=${currentOf(name)}>${title}</a></li>`)}</ul></nav>`;
 }
 
 // Stands for every page until the operator has signed in.
@@ -83,6 +84,8 @@ function Main({ holder, page, children }) {
 function App() {
   const { page, params } = useRoute();
   const session = useSession();
+  const scopeOf = useLastScope();
+  useWatchedScope();
   const main = useRef(null);
   const isFirst = useRef(true);
   const known = PAGES[page] ? page : "now";
@@ -104,8 +107,8 @@ function App() {
   };
   return html`<a class="skip" href="#main" onClick=${skip}>Skip to the content</a>
     <header>
-      <a class="brand" href=${link("now")}>Sluicegate</a>
-      <${Navigation} page=${known} />
+      <a class="brand" href=${link("now", { scope: scopeOf("now") })}>Sluicegate</a>
+      <${Navigation} page=${known} scopeOf=${scopeOf} />
       <div class="instance"><span data-test="instance"><${Text} value=${session.instance} length=${40} /></span>
         ${session.store && html`<span class="tag" data-test="store">${storeText(session.store)}</span>`}</div>
       <${Role} session=${session} />

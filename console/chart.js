@@ -126,13 +126,13 @@ export function Chart({ title, times, series, format, axisFormat = compact, summ
   </figure>`;
 }
 
-// The summary of a series in words: its last value, and the highest of the hour with its time.
-export function summarise({ label, values }, times, format, word = "now") {
+// The summary of a series in words: its last value, and the highest of the time that the chart shows, with its own time.
+export function summarise({ label, values }, times, format, word = "now", period = "hour") {
   let top = values.findIndex((value) => value !== null);
   values.forEach((value, index) => {
     if (value > values[top]) top = index;
   });
   if (top < 0) return `${label}: nothing yet`;
-  return html`${label}: ${word} ${format(values[values.length - 1])}, highest${" "}<span class="unseen">in the last hour${" "}</span>
+  return html`${label}: ${word} ${format(values[values.length - 1])}, highest${" "}<span class="unseen">in the last ${period}${" "}</span>
     ${format(values[top])} at ${minute(times[top])}`;
 }

@@ -1,16 +1,16 @@
 // Small components and hooks that several pages share.
 import { html, useState, useEffect, useRef, useCallback, useInterval } from "./base.js";
 import { call, isUnreachable } from "./api.js";
-import { useActivity, useRulesVersion } from "./activity.js";
+import { useRulesVersion } from "./activity.js";
 import { useSession } from "./session.js";
 import { clock, cut, fullTime, percent, visible } from "./format.js";
 import { descriptorText, entriesText } from "./words.js";
-import { link } from "./state.js";
+import { link, useRoute } from "./state.js";
 
 // Calls a method and renders again with its answer. `request` null: no call. The call is repeated when the request, the
-// rules or the role change, after a lost connection, and every `every` milliseconds. Without a connection, the former answer
-// stays. Returns `{ data, error, loading, reload }`.
-export function useCall(method, request, every = 0) {
+// rules, the role or `version` change, after a lost connection, and every `every` milliseconds. Without a connection, the
+// former answer stays. Returns `{ data, error, loading, reload }`.
+export function useCall(method, request, every = 0, version = "") {
   const rulesVersion = useRulesVersion();
   const { role, caller } = useSession();
   const [state, setState] = useState({ data: null, error: null, loading: request !== null, key: "" });
@@ -38,7 +38,7 @@ export function useCall(method, request, every = 0) {
     setState((before) => ({ ...before, loading: key !== null }));
     load();
     return () => running.current?.abort();
-  }, [load, rulesVersion, role, caller]);
+  }, [load, rulesVersion, role, caller, version]);
   useInterval(() => running.current ?? load(), every);
   if (key === null) return { data: null, error: null, loading: false, reload: load };
   return { ...state, reload: load };
@@ -72,14 +72,6 @@ export function Alert({ error, children }) {
 
 export const Time = ({ value }) => html`<time datetime=${value} title=${fullTime(value)}>${clock(value)}</time>`;
 
-// Returns the start of the instance that serves the page, if it does not have the whole last hour, or null.
-export function useStart() {
-  const { instances } = useActivity();
-  const { instance } = useSession();
-  const since = instances.find(({ name }) => name === instance)?.since;
-  return since && Date.now() - new Date(since).getTime() < 3_600_000 ? since : null;
-}
-
 // Says that numbers are those of the instance that serves the page, and not of all.
 export function OneInstance() {
   const { instance } = useSession();
@@ -91,8 +83,17 @@ export function EntityLink({ descriptor, length = 80 }) {
   return html`<a href=${link("descriptor", { d: descriptorText(descriptor) })}><${Text} value=${text} length=${length} /></a>`;
 }
 
-export const RuleLink = ({ path, label = path }) =>
-  html`<a href=${link("rule", { path })}><${Text} value=${label} length=${90} /></a>`;
+// A link to the page of a rule, which shows the same instances.
+export function RuleLink({ path, label = path }) {
+  const { scope } = useRoute().params;
+  return html`<a href=${link("rule", { path, scope })}><${Text} value=${label} length=${90} /></a>`;
+}
+
+// Says that an override has no effect, and why; nothing if it has one.
+export function MatchesNothing({ override: { matchesNothing = "" } }) {
+  if (!matchesNothing) return null;
+  return html`<span class="nothing" data-test="matches-nothing"> <span class="tag">matches nothing</span>${" "}<${Text} value=${matchesNothing} length=${300} /></span>`;
+}
 
 // A share between 0 and 1, as a number and a bar.
 export function ShareBar({ share, pattern = "" }) {
@@ -101,7 +102,7 @@ export function ShareBar({ share, pattern = "" }) {
       style=${{ width: `${Math.min(100, share * 100)}%` }}></span></span></span>`;
 }
 
-// A small line of the denied (solid) and requested (pale) hits per minute.
+// A small line of the denied (dashed) and of all requests per minute.
 export function SparkLine({ requested = [], denied = [] }) {
   if (!requested.length) return html`<span class="muted">–</span>`;
   const highest = Math.max(1, ...requested);

@@ -44,7 +44,8 @@ class RowLoader {
       const data = await call("ListRuleActivity", request, { signal: controller.signal });
       if (this.isClosed) return;
       this.pages.set(page, data.rows ?? []);
-      this.totals = { rows: data.totalRows ?? 0, rules: data.totalRules ?? 0, all: data.allRules ?? 0, lastError: data.lastError ?? "", loadedAt: data.loadedAt };
+      this.totals = { rows: data.totalRows ?? 0, rules: data.totalRules ?? 0, all: data.allRules ?? 0, lastError: data.lastError ?? "", loadedAt: data.loadedAt,
+        instances: data.instances };
       this.error = null;
     } catch (error) {
       if (this.isClosed || controller.signal.aborted) return;

@@ -3,7 +3,8 @@ import { createStore, useStore } from "./base.js";
 import { call, getToken, setToken } from "./api.js";
 
 const PUBLIC = {
-  role: "public", caller: "", acceptsTokens: false, needsToken: false, store: "", instance: "", version: "", algorithms: [], loaded: false,
+  role: "public", caller: "", acceptsTokens: false, needsToken: false, store: "", instance: "", version: "", algorithms: [],
+  hasInstances: false, loaded: false,
 };
 const session = createStore(PUBLIC);
 

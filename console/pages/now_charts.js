@@ -1,4 +1,4 @@
-// The charts of the page “Now”, with one point for each period of five seconds.
+// The charts of the page “Now”, with one point for each period: five seconds, or 30 with the sum over all instances.
 import { html, useMemo } from "../base.js";
 import { Chart, summarise } from "../chart.js";
 import { latency, percent, rate, shortLatency, visible } from "../format.js";
@@ -12,6 +12,12 @@ function seriesOf(periods, lines) {
   return lines.map(({ label, value, colour }, index) => ({
     label, values: periods.map((period) => (period.isGap ? null : value(period))), colour: colour ?? COLOURS[index % 4], dash: DASHES[index % 4],
   }));
+}
+
+// Returns the periods of the last seconds.
+function inRange(periods, seconds) {
+  const oldest = (periods.at(-1)?.start ?? 0) - seconds * 1000;
+  return periods.filter(({ start }) => start >= oldest);
 }
 
 // Adds an empty point where periods are missing because the instance was not running, so that no line is drawn there.
@@ -34,14 +40,14 @@ const localShare = (period) => {
   return all ? localOperations(period) / all : 0;
 };
 
-function ActivityChart({ periods, title, lines, format = perSecond, axisFormat, test }) {
+function ActivityChart({ periods, title, lines, format = perSecond, axisFormat, test, range }) {
   const times = useMemo(() => periods.map((period) => period.start), [periods]);
   const series = useMemo(() => seriesOf(periods, lines), [periods, lines.length]);
-  const summaries = series.map((line) => summarise(line, times, format));
+  const summaries = series.map((line) => summarise(line, times, format, "now", range.last));
   return html`<${Chart} title=${title} times=${times} series=${series} format=${format} axisFormat=${axisFormat} summaries=${summaries} test=${test} />`;
 }
 
-const DECISIONS = [{ label: "Decisions", value: each("requests") }];
+const DECISIONS = [{ label: "Decisions", value: each("requests") }, { label: "Denied", value: each("deniedRequests") }];
 const HITS = [{ label: "Requested", value: each("requested") }, { label: "Denied", value: each("denied") }];
 const NEAR = [{ label: "Near limit", value: each("nearLimit") }, { label: "Shadow mode", value: each("shadow"), colour: "shadow" }];
 const LATENCY = [{ label: "99%", value: (period) => period.latencyP99Us },
@@ -56,8 +62,11 @@ function mostShed(periods) {
   return [...totals].sort((a, b) => b[1] - a[1]).slice(0, 4).map(([name]) => name).sort();
 }
 
-export function ActivityCharts({ periods: known, store }) {
-  const periods = useMemo(() => withGaps(known), [known]);
+// Reports whether hits tell more than requests: a request can have a cost, several descriptors, or no rule.
+const hasCosts = (periods) => periods.some(({ requests, requested, denied, deniedRequests }) => requested > requests || denied !== deniedRequests);
+
+export function ActivityCharts({ periods: known, store, range }) {
+  const periods = useMemo(() => withGaps(inRange(known, range.seconds)), [known, range.seconds]);
   const classes = useMemo(() => mostShed(periods), [periods]);
   const shed = classes.map((name) => ({
     label: visible(name) || "(none)",
@@ -67,16 +76,16 @@ export function ActivityCharts({ periods: known, store }) {
     },
   }));
   return html`<div class="charts">
-    <${ActivityChart} test="chart-decisions" periods=${periods} title="Decisions per second" lines=${DECISIONS} />
-    <${ActivityChart} test="chart-hits" periods=${periods} title="Hits per second" lines=${HITS} />
-    <${ActivityChart} test="chart-near" periods=${periods} title="Near limit and shadow mode, hits per second" lines=${NEAR} />
-    <${ActivityChart} test="chart-latency" periods=${periods} title="Latency of decisions" lines=${LATENCY} format=${latency} axisFormat=${shortLatency} />
+    <${ActivityChart} range=${range} test="chart-decisions" periods=${periods} title="Requests per second" lines=${DECISIONS} />
+    ${hasCosts(periods) && html`<${ActivityChart} range=${range} test="chart-hits" periods=${periods} title="Hits per second" lines=${HITS} />`}
+    <${ActivityChart} range=${range} test="chart-near" periods=${periods} title="Near limit and shadow mode, hits per second" lines=${NEAR} />
+    <${ActivityChart} range=${range} test="chart-latency" periods=${periods} title="Latency of decisions" lines=${LATENCY} format=${latency} axisFormat=${shortLatency} />
     ${store === "memory" && html`<div class="chart chart-note" data-test="chart-store"><div class="chart-title">Store calls</div>
       <p>Counters are in this process's memory, so there are no calls to a store.</p></div>`}
-    ${store !== "memory" && html`<${ActivityChart} test="chart-store" periods=${periods} title="Calls to the store per second" lines=${STORE} />
-      <${ActivityChart} test="chart-local" periods=${periods} title="Counter operations decided without a call" lines=${LOCAL}
+    ${store !== "memory" && html`<${ActivityChart} range=${range} test="chart-store" periods=${periods} title="Calls to the store per second" lines=${STORE} />
+      <${ActivityChart} range=${range} test="chart-local" periods=${periods} title="Counter operations decided without a call" lines=${LOCAL}
         format=${percent} axisFormat=${percent} />`}
-    ${shed.length > 0 && html`<${ActivityChart} key=${classes.join()} test="chart-shed" periods=${periods}
+    ${shed.length > 0 && html`<${ActivityChart} key=${classes.join()} range=${range} test="chart-shed" periods=${periods}
       title="Hits shed per second, by class" lines=${shed} />`}
   </div>`;
 }

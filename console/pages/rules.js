@@ -2,7 +2,8 @@
 import { html, useEffect, useInterval, useLayoutEffect, useRef, useState } from "../base.js";
 import { useRulesVersion } from "../activity.js";
 import { number, plural } from "../format.js";
-import { Alert, Loading, Time, OneInstance } from "../parts.js";
+import { Alert, Loading, Time } from "../parts.js";
+import { ScopeChoice, Whose, useScope } from "../scope.js";
 import { link, open, replaceParams } from "../state.js";
 import { useRuleRows } from "../rule_rows.js";
 import { RuleGridRow } from "./rule_grid_row.js";
@@ -14,7 +15,7 @@ const REFRESH_MS = 2000;
 const DEBOUNCE_MS = 150;
 const narrow = matchMedia("(max-width: 700px)");
 
-const COLUMNS = ["Rule", "Limit", "Algorithm", "Consistency", "Requested /s", "Denied share", "Last hour", "Switch",
+const COLUMNS = ["Rule", "Limit", "Algorithm", "Consistency", "Requests /s", "Denied share", "Last hour", "Switch",
   "Overrides", "Candidate", "Source"];
 
 function useRowHeight() {
@@ -73,7 +74,7 @@ function useViewport(rowHeight) {
   return { scroller, view, measure };
 }
 
-function Grid({ loader, totals, rowHeight, isStale }) {
+function Grid({ loader, totals, rowHeight, isStale, scope }) {
   const { scroller, view, measure } = useViewport(rowHeight);
   const [active, setActive] = useState(0);
   const total = totals?.rows ?? 0;
@@ -109,7 +110,7 @@ function Grid({ loader, totals, rowHeight, isStale }) {
       move(targets[event.key]);
     } else if (event.key === "Enter") {
       const row = loader.row(active);
-      if (row) open("rule", { path: row.path });
+      if (row) open("rule", { path: row.path, scope });
     }
   };
   const indexes = [];
@@ -122,7 +123,7 @@ function Grid({ loader, totals, rowHeight, isStale }) {
       <div role="columnheader" class=${`cell column-${index}`} key=${column}>${column}</div>`)}</div></div>
     <div role="rowgroup" class="grid-body" style=${{ height: `${total * rowHeight}px` }}>
       ${indexes.map((index) => html`<${RuleGridRow} key=${index} index=${index} row=${loader.row(index)} height=${rowHeight}
-        isActive=${index === active} choose=${() => setActive(index)} />`)}</div></div>`;
+        scope=${scope} isActive=${index === active} choose=${() => setActive(index)} />`)}</div></div>`;
 }
 
 export function Rules({ params }) {
@@ -130,13 +131,15 @@ export function Rules({ params }) {
   const rowHeight = useRowHeight();
   const find = params.find ?? "";
   const order = params.order === "file" ? "file" : "denied";
-  const request = { find, order: order === "file" ? "RULE_ORDER_FILE" : "RULE_ORDER_DENIED" };
+  const all = useScope();
+  const scope = all ? "all" : "";
+  const request = { find, allInstances: all, order: order === "file" ? "RULE_ORDER_FILE" : "RULE_ORDER_DENIED" };
   const { loader, totals } = useRuleRows(request, rulesVersion);
   const hasNone = totals && totals.all === 0 && totals.rows === 0 && !find;
   return html`<div class="title-row"><h1 tabindex="-1">Rules</h1>
       <span class="muted" role="status" data-test="totals">${totals && !hasNone && (find
     ? `${number(totals.rules)} of ${plural(totals.all, "rule")}` : plural(totals.all, "rule"))}
-      ${totals?.loadedAt && html`, loaded <${Time} value=${totals.loadedAt} />`}</span><span class="muted">Numbers <${OneInstance} /></span></div>
+      ${totals?.loadedAt && html`, loaded <${Time} value=${totals.loadedAt} />`}</span><span class="muted">Numbers <${Whose} instances=${totals?.instances} /></span><${ScopeChoice} /></div>
     <${Alert} error=${loader.error} />
     ${totals?.lastError && !hasNone && html`<div class="alert" role="alert" data-test="last-error">The latest rules were rejected, and the previous ones
       stay in force: ${totals.lastError}</div>`}
@@ -144,6 +147,6 @@ export function Rules({ params }) {
     ${!totals && !loader.error && html`<${Loading} what="rules" />`}
     ${hasNone && html`<${NoRules} totals=${totals} />`}
     ${totals && !hasNone && totals.rows === 0 && html`<p class="notice" data-test="none-found">No rule contains these words.
-      ${" "}<a href=${link("rules", { order: params.order })}>Show all rules</a></p>`}
-    ${!hasNone && html`<${Grid} loader=${loader} totals=${totals} rowHeight=${rowHeight} isStale=${loader.totals === null} />`}`;
+      ${" "}<a href=${link("rules", { order: params.order, scope })}>Show all rules</a></p>`}
+    ${!hasNone && html`<${Grid} loader=${loader} totals=${totals} rowHeight=${rowHeight} isStale=${loader.totals === null} scope=${scope} />`}`;
 }
