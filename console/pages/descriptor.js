@@ -1,20 +1,26 @@
-// The page “Descriptor”: reads descriptors from text, and shows for each the rule, the decision and the counter.
+// The page “Descriptor”: reads descriptors from text, and shows for each the rule, the decision and the counter. A single
+// word is the value of a customer, whose entities are searched.
 import { html, useEffect, useState } from "../base.js";
 import { Alert, Field, Loading, LongText, NeedsRead, useCall } from "../parts.js";
 import { plural } from "../format.js";
 import { canRead, useSession } from "../session.js";
 import { link, open } from "../state.js";
 import { descriptorText, entriesText, exampleOf } from "../words.js";
+import { Customer } from "./customer.js";
 import { Inspection } from "./inspection.js";
 
 const MAX_SHOWN = 20;
 const MAPPING = "domain: api\ntime: start_time\ndescriptors:\n- [{ key: user, field: x_user }]\n";
 
+// A descriptor has a space or a bar after its domain, and requests are longer.
+const VALUE = /^[^\s=|{}]+$/;
+
 function Examples() {
   const { data } = useCall("ListRuleActivity", { pageSize: 30, rulesOnly: true });
   const found = (data?.rows ?? []).map(exampleOf).filter(Boolean).map(descriptorText).filter((text) => text.length <= 80);
   const texts = found.length ? found.slice(0, 4) : ["api user=bob"];
-  return html`<section data-test="examples"><h2>Examples</h2><p class="muted">Nothing is changed, and no hits are counted.</p>
+  return html`<section data-test="examples"><h2>Examples</h2><p class="muted">A descriptor shows its rule and its counter. A single word, such as <code>bob</code>, finds the entities with this
+    value in all domains. Nothing is changed, and no hits are counted.</p>
     <div class="buttons">${texts.map((text) => html`<a class="button" key=${text} href=${link("descriptor", { d: text })}>${text}</a>`)}</div></section>`;
 }
 
@@ -40,6 +46,12 @@ const changeLink = (tab, { domain, entries = [] }) => link("change", {
   tab, domain, entries: JSON.stringify(entries.map(({ key = "", value = "" }) => [key, value])),
 });
 
+function Answer({ text, mapping, isPrefix, lookUp }) {
+  if (!text) return html`<${Examples} />`;
+  if (VALUE.test(text)) return html`<${Customer} value=${text} isPrefix=${isPrefix} lookUp=${lookUp} />`;
+  return html`<${Found} text=${text} mapping=${mapping} lookUp=${lookUp} />`;
+}
+
 export function DescriptorPage({ params }) {
   const given = params.d ?? "";
   const [text, setText] = useState(given);
@@ -56,9 +68,9 @@ export function DescriptorPage({ params }) {
     if (event.key === "Enter" && !event.shiftKey && !text.includes("\n")) submit(event);
   };
   return html`<h1 tabindex="-1">Descriptor</h1>
-    <p class="muted">Which rule applies to a request, and where does its counter stand?</p>
+    <p class="muted">Which rule applies to a request, and where does its counter stand? Which entities does a customer have?</p>
     <form onSubmit=${submit} data-test="descriptor-form">
-      <${Field} label="Descriptor or request" hint="A descriptor (domain key=value …), a request in JSON, a curl command, or a line of an access log">
+      <${Field} label="Descriptor or request" hint="A descriptor (domain key=value …), a request in JSON, a curl command, a line of an access log, or the value of a customer">
         <textarea name="descriptor" rows="3" spellcheck=${false} required value=${text} onKeyDown=${press}
           onInput=${(event) => setText(event.target.value)} placeholder="api user=bob"></textarea></${Field}>
       <details open=${mapping !== ""}><summary>Mapping, for lines of an access log</summary>
@@ -66,5 +78,5 @@ export function DescriptorPage({ params }) {
           <textarea name="mapping" rows="5" spellcheck=${false} value=${mapping} placeholder=${MAPPING}
             onInput=${(event) => setMapping(event.target.value)}></textarea></${Field}></details>
       <div class="buttons"><button class="primary" disabled=${!text.trim()}>Look up</button></div></form>
-    ${given ? html`<${Found} text=${given} mapping=${params.mapping ?? ""} lookUp=${lookUp} />` : html`<${Examples} />`}`;
+    <${Answer} text=${given} mapping=${params.mapping ?? ""} isPrefix=${params.prefix === "1"} lookUp=${lookUp} />`;
 }
