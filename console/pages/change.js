@@ -2,7 +2,7 @@
 // force and the audit log.
 import { html, useState } from "../base.js";
 import { integer } from "../format.js";
-import { NeedsOperate, Loading, Text, useCall } from "../parts.js";
+import { MatchesNothing, NeedsOperate, Loading, Text, useCall } from "../parts.js";
 import { canOperate, canRead, useSession } from "../session.js";
 import { link } from "../state.js";
 import { modeWord, outcomesText, scopeText } from "../words.js";
@@ -25,8 +25,8 @@ function PublicState() {
   return html`<section data-test="public-state"><h2>In force now</h2>
     ${!health.data && html`<${Loading} />`}
     ${health.data && switches.length === 0 && html`<p class="muted">No switch is set.</p>`}
-    ${switches.length > 0 && html`<ul>${switches.map(({ target, value }, index) => html`<li key=${index}>Switch of
-      ${" "}<${Text} value=${scopeText(target?.switch)} />: <strong>${modeWord(value)}</strong></li>`)}</ul>`}
+    ${switches.length > 0 && html`<ul>${switches.map((override, index) => html`<li key=${index}>Switch of
+      ${" "}<${Text} value=${scopeText(override.target?.switch)} />: <strong>${modeWord(override.value)}</strong><${MatchesNothing} override=${override} /></li>`)}</ul>`}
     ${rules.data?.hasCandidate && html`<p>Candidate rules are being evaluated.</p><ul>${candidates.map((row) => html`<li key=${row.path}>
       <${Text} value=${row.path} />: ${outcomesText(row.candidate)}</li>`)}</ul>`}
     ${rules.data && !rules.data.hasCandidate && html`<p class="muted">No candidate rules are being evaluated.</p>`}</section>`;

@@ -1,7 +1,7 @@
 // What applies to one descriptor: the decision, the rule, the steps of the match, and the counter.
 import { html, useState } from "../base.js";
 import { duration, integer, limitText, number, percent } from "../format.js";
-import { Alert, Loading, LongText, OneInstance, RuleLink, Text, Time, useCall } from "../parts.js";
+import { Alert, Loading, LongText, MatchesNothing, OneInstance, RuleLink, Text, Time, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
 import { CounterPicture } from "./counter_picture.js";
 
@@ -61,6 +61,6 @@ export function Inspection({ descriptor }) {
     ${data.overrides?.length > 0 && html`<h3>Overrides that apply</h3><ul data-test="overrides-that-apply">${data.overrides.map((override, index) => html`
       <li key=${index}>${targetKind(override.target)} for <${Text} value=${targetText(override.target)} />: <strong><${Text} value=${modeWord(override.value)} /></strong>
         ${override.author && html` <span class="muted">by <${Text} value=${override.author} /></span>`}
-        ${override.reason && html` <span class="muted">“<${Text} value=${override.reason} />”</span>`}</li>`)}</ul>`}
+        ${override.reason && html` <span class="muted">“<${Text} value=${override.reason} />”</span>`}<${MatchesNothing} override=${override} /></li>`)}</ul>`}
     ${data.counter && html`<${CounterFacts} counter=${data.counter} />`}`;
 }

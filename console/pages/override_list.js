@@ -1,7 +1,7 @@
 // The overrides in force, one page at a time.
 import { html, useEffect, useState } from "../base.js";
 import { integer, plural } from "../format.js";
-import { Alert, EntityLink, Loading, Text, Time, useCall } from "../parts.js";
+import { Alert, EntityLink, Loading, MatchesNothing, Text, Time, useCall } from "../parts.js";
 import { modeWord, targetKind, targetText } from "../words.js";
 import { newPlan } from "./change_forms.js";
 
@@ -15,7 +15,7 @@ function Row({ override, isAllowed, preview }) {
     thisInstance: origin === "ORIGIN_INSTANCE",
   }));
   return html`<tr><td>${targetKind(target)}</td>
-    <td>${target.limit ? html`<${EntityLink} descriptor=${target.limit} />` : html`<${Text} value=${targetText(target)} />`}</td>
+    <td>${target.limit ? html`<${EntityLink} descriptor=${target.limit} />` : html`<${Text} value=${targetText(target)} />`}<${MatchesNothing} override=${override} /></td>
     <td><strong><${Text} value=${modeWord(value)} length=${100} /></strong>${origin === "ORIGIN_FILE" && html` <span class="tag">switch file</span>`}
       ${origin === "ORIGIN_INSTANCE" && html` <span class="tag">this instance</span>`}</td>
     <td>${override.until ? html`<${Time} value=${override.until} />` : html`<span class="muted">no end</span>`}</td>
