@@ -1,5 +1,5 @@
-// Whose numbers a page shows, those of this instance or the sum over all instances, and for which time. Both choices are in
-// the URL.
+// The choice between the numbers of this instance and the sum over all instances, and the choice of the time. Both are in the
+// URL.
 import { html, useEffect } from "./base.js";
 import { useActivity, watchAllInstances } from "./activity.js";
 import { plural } from "./format.js";
@@ -41,8 +41,8 @@ export function useScopedCall(method, request, every) {
   return useCall(method, scoped, every, names);
 }
 
-// Says whose numbers the answer of a call contains. `instances` are the names in the answer.
-export function Whose({ instances = [] }) {
+// Says which instances the numbers are from. `instances` are the names in the answer of a call.
+export function ScopeLabel({ instances = [] }) {
   if (instances.length < 2) return html`<${OneInstance} />`;
   return html`<span class="one-instance" data-test="all-instances" title=${instances.join(", ")}>on all ${instances.length} instances</span>`;
 }

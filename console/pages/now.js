@@ -4,7 +4,7 @@ import { eventKey, useActivity } from "../activity.js";
 import { useSession } from "../session.js";
 import { latency, number, percent, rate } from "../format.js";
 import { Copyable, OneInstance, Text, Time, useCall } from "../parts.js";
-import { RangeChoice, ScopeChoice, Whose, useRange, useScope, useStart } from "../scope.js";
+import { RangeChoice, ScopeChoice, ScopeLabel, useRange, useScope, useStart } from "../scope.js";
 import { EVENT_KINDS, exampleOf } from "../words.js";
 import { link } from "../state.js";
 import { ActivityCharts } from "./now_charts.js";
@@ -88,13 +88,13 @@ export function Now() {
     ${isIdle && html`<${NoRequests} />`}
     <${Figures} periods=${periods} current=${current} />
     <${Denied} />
-    <section aria-labelledby="hour"><h2 id="hour">The last ${range.last} <${Whose} instances=${names} /></h2>
+    <section aria-labelledby="hour"><h2 id="hour">The last ${range.last} <${ScopeLabel} instances=${names} /></h2>
       <${ActivityCharts} periods=${periods} store=${session.store} range=${range} />
       <p class="muted" data-test="kept">The last hour is kept in memory.${start && !all && html` This instance started at <${Time} value=${start} />.
         ${periods[0]?.start < new Date(start).getTime() - 5000 && " What is before that, this page has received from the former process."}`}${session.grafanaUrl && html` For more, see <a href=${session.grafanaUrl} rel="noreferrer">Grafana</a>.`}</p>
     </section>
     <div class="columns">
-      <section aria-labelledby="events"><h2 id="events">Events <${Whose} instances=${names} /></h2><${Events} events=${events} several=${names.length > 1} /></section>
+      <section aria-labelledby="events"><h2 id="events">Events <${ScopeLabel} instances=${names} /></h2><${Events} events=${events} several=${names.length > 1} /></section>
       <section aria-labelledby="health"><h2 id="health">Store <${OneInstance} /></h2><${Servers} servers=${servers} store=${session.store} /></section>
     </div>
     <p class="muted">See all <a href=${link("rules", { scope: all ? "all" : "" })}>rules</a>.</p>`;

@@ -3,7 +3,7 @@ import { html } from "../base.js";
 import { canRead, useSession } from "../session.js";
 import { integer, number, plural } from "../format.js";
 import { EntityLink, Loaded, NeedsRead, RuleLink, ShareBar, Text } from "../parts.js";
-import { Period, Whose, useRange, useScopedCall } from "../scope.js";
+import { Period, ScopeLabel, useRange, useScopedCall } from "../scope.js";
 import { deniesNothing, shortLimit, switchText } from "../words.js";
 
 const SHOWN = 5;
@@ -24,10 +24,10 @@ function TopRules() {
   const state = useScopedCall("ListRuleActivity", { pageSize: CANDIDATES, rulesOnly: true }, REFRESH_MS);
   return html`<${Loaded} state=${state}>${({ rows: all = [], instances }) => {
     const rows = all.filter((row) => deniedOf(row) > 0).sort((a, b) => deniedOf(b) - deniedOf(a)).slice(0, SHOWN);
-    if (!rows.length) return html`<p class="muted" data-test="none-denied">No rule denied a request <${Period} />, <${Whose} instances=${instances} />.</p>`;
+    if (!rows.length) return html`<p class="muted" data-test="none-denied">No rule denied a request <${Period} />, <${ScopeLabel} instances=${instances} />.</p>`;
     const hasHits = rows.some((row) => integer(row.activity.denied) !== deniedOf(row));
     return html`<div class="scroll compact" tabindex="0" role="region" aria-label="Table of denied rules"><table data-test="denied-rules">
-      <caption>Rules with the most denied requests <${Period} />, <${Whose} instances=${instances} /></caption>
+      <caption>Rules with the most denied requests <${Period} />, <${ScopeLabel} instances=${instances} /></caption>
       <thead><tr><th scope="col">Rule</th><th scope="col">Limit</th><th scope="col" class="number">Denied requests</th>
         ${hasHits && html`<th scope="col" class="number">Denied hits</th>`}<th scope="col">Denied share</th></tr></thead>
       <tbody>${rows.map((row) => html`<${RuleOfTop} key=${row.path} row=${row} hasHits=${hasHits} />`)}</tbody></table></div>`;
@@ -47,10 +47,10 @@ function lastText(seconds) {
 
 function TopEntities({ data: { entities = [], periodSeconds, instances } }) {
   const time = lastText(integer(periodSeconds));
-  if (!entities.length) return html`<p class="muted">No entity was denied in the last ${time}, <${Whose} instances=${instances} />.</p>`;
+  if (!entities.length) return html`<p class="muted">No entity was denied in the last ${time}, <${ScopeLabel} instances=${instances} />.</p>`;
   const hasHits = entities.some((entity) => integer(entity.hits) !== integer(entity.requests));
   return html`<div class="scroll compact" tabindex="0" role="region" aria-label="Table of denied entities"><table data-test="denied-entities">
-    <caption>Entities with the most denied requests in the last ${time}, <${Whose} instances=${instances} /></caption>
+    <caption>Entities with the most denied requests in the last ${time}, <${ScopeLabel} instances=${instances} /></caption>
     <thead><tr><th scope="col">Entity</th><th scope="col">Rule</th><th scope="col" class="number">Denied requests</th>
       ${hasHits && html`<th scope="col" class="number">Denied hits</th>`}</tr></thead>
     <tbody>${entities.map((entity, index) => html`<${EntityRow} key=${index} entity=${entity} hasHits=${hasHits} />`)}</tbody></table></div>`;
@@ -67,7 +67,7 @@ function Unmatched({ data: { unmatched = [], instances } }) {
   return html`<section aria-labelledby="unmatched" data-test="unmatched"><h2 id="unmatched">Requests without a rule</h2>
     <p>No rule matches these descriptors, so they have no limit.</p>
     <div class="scroll compact" tabindex="0" role="region" aria-label="Table of descriptors without a rule"><table>
-      <caption>Descriptors without a rule, <${Whose} instances=${instances} /></caption>
+      <caption>Descriptors without a rule, <${ScopeLabel} instances=${instances} /></caption>
       <thead><tr><th scope="col">Domain</th><th scope="col">Keys</th><th scope="col" class="number">Last 5 minutes</th>
         <th scope="col" class="number">Since the start</th><th scope="col">Nearest rule</th></tr></thead>
       <tbody>${unmatched.slice(0, MAX_UNMATCHED).map((group, index) => html`<${UnmatchedRow} key=${index} group=${group} />`)}</tbody></table></div>

@@ -3,7 +3,7 @@ import { html, useMemo } from "../base.js";
 import { Chart, summarise } from "../chart.js";
 import { integer, number, percent, plural, rate, visible } from "../format.js";
 import { Alert, EntityLink, Loaded, Loading, LongText, NeedsRead, Text, Time } from "../parts.js";
-import { ScopeChoice, Whose, useScope, useScopedCall, useStart } from "../scope.js";
+import { ScopeChoice, ScopeLabel, useScope, useScopedCall, useStart } from "../scope.js";
 import { canRead, useSession } from "../session.js";
 import { link } from "../state.js";
 import { locationText, outcomesText, shortLimit, spaced, switchText } from "../words.js";
@@ -112,8 +112,8 @@ function RuleDetails({ row, data, session }) {
   const all = useScope();
   return html`<${Facts} row=${row} loadedAt=${data.loadedAt} />
     ${rule && html`<p><a class="button" data-test="change-switch" href=${switchLink(rule)}>Change this rule's switch</a></p>`}
-    <section aria-labelledby="hour"><h2 id="hour">The last hour <${Whose} instances=${data.instances} /></h2><${MinuteCharts} activity=${row.activity ?? {}} /></section>
-    ${rule && html`<section aria-labelledby="entities"><h2 id="entities">Entities <${Whose} instances=${data.instances} /></h2>
+    <section aria-labelledby="hour"><h2 id="hour">The last hour <${ScopeLabel} instances=${data.instances} /></h2><${MinuteCharts} activity=${row.activity ?? {}} /></section>
+    ${rule && html`<section aria-labelledby="entities"><h2 id="entities">Entities <${ScopeLabel} instances=${data.instances} /></h2>
       ${canRead(session) ? html`<${Entities} rule=${rule} hasHits=${hasCosts(row.activity ?? {})} />` : html`<${NeedsRead} />`}</section>
       ${canRead(session) && html`<section aria-labelledby="usage"><h2 id="usage">Share of the limit in use</h2>
         <${Usage} path=${row.path} /></section>`}`}

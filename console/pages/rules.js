@@ -3,7 +3,7 @@ import { html, useEffect, useInterval, useLayoutEffect, useRef, useState } from 
 import { useRulesVersion } from "../activity.js";
 import { number, plural } from "../format.js";
 import { Alert, Loading, Time } from "../parts.js";
-import { ScopeChoice, Whose, useScope } from "../scope.js";
+import { ScopeChoice, ScopeLabel, useScope } from "../scope.js";
 import { link, open, replaceParams } from "../state.js";
 import { useRuleRows } from "../rule_rows.js";
 import { RuleGridRow } from "./rule_grid_row.js";
@@ -139,7 +139,7 @@ export function Rules({ params }) {
   return html`<div class="title-row"><h1 tabindex="-1">Rules</h1>
       <span class="muted" role="status" data-test="totals">${totals && !hasNone && (find
     ? `${number(totals.rules)} of ${plural(totals.all, "rule")}` : plural(totals.all, "rule"))}
-      ${totals?.loadedAt && html`, loaded <${Time} value=${totals.loadedAt} />`}</span><span class="muted">Numbers <${Whose} instances=${totals?.instances} /></span><${ScopeChoice} /></div>
+      ${totals?.loadedAt && html`, loaded <${Time} value=${totals.loadedAt} />`}</span><span class="muted">Numbers <${ScopeLabel} instances=${totals?.instances} /></span><${ScopeChoice} /></div>
     <${Alert} error=${loader.error} />
     ${totals?.lastError && !hasNone && html`<div class="alert" role="alert" data-test="last-error">The latest rules were rejected, and the previous ones
       stay in force: ${totals.lastError}</div>`}
