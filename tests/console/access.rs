@@ -51,10 +51,15 @@ fn without_a_token_no_names_are_shown_and_no_changes_are_possible() {
     open(&browser, server, "descriptor?d=shop%20user%3Dbob");
     browser.wait_for_text("[data-test=needs-read]", &["console.entities"]);
     assert_eq!(browser.count("[data-test=counter], [data-test=decision]"), 0);
+    open(&browser, server, "descriptor?d=bob");
+    browser.wait_for_text("[data-test=needs-read]", &["console.entities"]);
+    assert_eq!(browser.count("[data-test=customer]"), 0);
     check_read_only(&browser, server, "use “Sign in with a token”");
     // The service enforces the role, not the page.
     assert_eq!(call(server, "Inspect", &[], INSPECT).0, 403);
-    for method in ["ListTopEntities", "ListOverrides", "ListAuditLog", "GetRuleUsage", "Simulate", "PutOverrides"] {
+    for method in
+        ["ListTopEntities", "FindEntities", "ListOverrides", "ListAuditLog", "GetRuleUsage", "Simulate", "PutOverrides"]
+    {
         assert_eq!(call(server, method, &[], "{}").0, 403, "{method}");
     }
 }

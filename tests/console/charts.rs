@@ -8,7 +8,7 @@ use crate::support::{Browser, Server};
 /// Waits until the chart has a line.
 fn wait_for_line(browser: &Browser, server: &Server) {
     let has_line = "parseFloat(document.querySelector('[data-test=decisions] .figure-value').innerText) > 0 &&\
-                    document.querySelectorAll('.plot canvas').length > 3 &&\
+                    document.querySelectorAll('.plot canvas').length > 2 &&\
                     !document.querySelector('[data-test=chart-decisions]').innerText.includes('nothing yet')";
     browser.wait_while(has_line, || _ = send(server, 1, "path", "/cart"));
 }
@@ -43,18 +43,18 @@ fn the_pointer_shows_the_same_time_in_all_charts() {
     open(&browser, &server, "now");
     wait_for_line(&browser, &server);
     assert_eq!(browser.count(".cursor-time"), 0);
-    let point = "const over = document.querySelector('[data-test=chart-hits] .u-over');\
+    let point = "const over = document.querySelector('[data-test=chart-decisions] .u-over');\
         const { left, top } = over.getBoundingClientRect();\
         const at = { clientX: left + 5, clientY: top + 5, bubbles: true };\
         over.dispatchEvent(new MouseEvent('mouseenter', at)); over.dispatchEvent(new MouseEvent('mousemove', at));";
     browser.run(point, &json!([]));
     let times = "(() => { const times = [...document.querySelectorAll('.cursor-time')].map(({ innerText }) => innerText);\
-        return times.length > 3 && times.length === document.querySelectorAll('.chart .plot').length\
+        return times.length > 2 && times.length === document.querySelectorAll('.chart .plot').length\
           && new Set(times).size === 1 && times[0]; })()";
     let time = browser.wait_for(times);
     assert!(time.as_str().unwrap().starts_with("at "), "{time}");
     browser.run(
-        "document.querySelector('[data-test=chart-hits] .u-over').dispatchEvent(new MouseEvent('mouseleave'))",
+        "document.querySelector('[data-test=chart-decisions] .u-over').dispatchEvent(new MouseEvent('mouseleave'))",
         &json!([]),
     );
     browser.wait_until_gone(".cursor-time");

@@ -78,7 +78,7 @@ fn a_page_reports_a_lost_connection_and_reconnects_after_a_restart() {
     println!("the page was connected {:?} after the start (budget: 5 s)", started.elapsed());
     // The new process has another setting and no activity yet. The page states this, and has the earlier periods.
     browser.wait_for_text("[data-test=role]", &["Not signed in"]);
-    browser.wait_for_text("[data-test=none-denied]", &["No rule denied a hit since this instance started at"]);
+    browser.wait_for_text("[data-test=none-denied]", &["No rule denied a request since this instance started at"]);
     browser.wait_for_text("[data-test=kept]", &["received from the former process"]);
     assert_eq!(browser.value(period), true);
     assert_eq!(browser.count("main.old"), 0);
@@ -137,12 +137,12 @@ fn all_instances_are_summed_up() {
     browser.click("[data-test=scope] input[value=all]");
     browser.wait_for_text("[data-test=instances]", &["2 instances"]);
     browser.wait_for_text("[data-test=errors]", &["7 in the last hour"]);
-    // The tables count one instance, and name it.
-    let name = browser.text("[data-test=instance]");
-    let label = format!("on {name} only");
-    for place in ["#events", "#health", "[data-test=none-denied]"] {
-        browser.wait_for_text(place, &[&label]);
+    // The tables state which instances they count. The state of Redis is that of the instance that serves the page.
+    for place in ["#hour", "#events", "[data-test=none-denied]"] {
+        browser.wait_for_text(place, &["on all 2 instances"]);
     }
+    let name = browser.text("[data-test=instance]");
+    browser.wait_for_text("#health", &[&format!("on {name} only")]);
     assert!(browser.value("location.hash").as_str().unwrap().contains("scope=all"));
     // Both counted in Redis: the page of either instance shows the same counter.
     open(&browser, &second, "descriptor?d=shop%20path%3D%2Fcart");

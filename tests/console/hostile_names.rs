@@ -93,7 +93,7 @@ fn check_descriptors_and_rules(browser: &Browser, operator: &Operator) {
         check_decision(browser);
         open(browser, &operator.server, &page("rule", "path", path));
         browser.wait_for_text("h1", &[shown]);
-        browser.wait_for_text("[data-test=facts]", &["3 hits requested, 2 denied"]);
+        browser.wait_for_text("[data-test=facts]", &["3 requests, 2 denied"]);
         // The ranking contains no descriptors with more than 1,024 bytes.
         if name.len() < 1_000 {
             browser.wait_for_text("[data-test=rule-most-denied] tbody tr", &[shown]);

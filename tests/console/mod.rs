@@ -19,6 +19,8 @@ mod changes;
 mod charts;
 /// The connection to the instance: events, restarts, and several instances.
 mod connection;
+/// The entities of a customer.
+mod customers;
 /// Forms: lists of existing names, unknown names, ends, plans, resets and refunds.
 mod forms;
 /// Names with markup, control characters, and thousands of characters.
@@ -31,6 +33,12 @@ mod many_rules;
 mod other_sites;
 /// The numbers on every page.
 mod pages;
+/// Requests beside hits, and descriptors without a rule.
+mod requests;
+/// The choices of the instances and of the time.
+mod scope;
+/// Overrides with names that the rules do not have.
+mod unknown_names;
 /// The fields and enum values of the admin API.
 mod words;
 
@@ -57,6 +65,12 @@ fn request(server: &Server, key: &str, value: &str) -> (u16, u64) {
     // The body of an error is not JSON.
     let answer: serde_json::Value = serde_json::from_str(&text).unwrap_or_default();
     (code, answer["statuses"][0]["currentLimit"]["requestsPerUnit"].as_u64().unwrap_or_default())
+}
+
+/// Sends a request with this number of hits and one entry in the domain `shop`, and returns the status code.
+fn send_hits(server: &Server, key: &str, value: &str, hits: u32) -> u16 {
+    let descriptor = json!({ "entries": [{ "key": key, "value": value }], "hitsAddend": hits.to_string() });
+    post(&server.url("/json"), json!({ "domain": "shop", "descriptors": [descriptor] }).to_string().as_bytes()).0
 }
 
 /// Calls a method of the API on the HTTP listener with these headers, and returns the status code and the body.

@@ -33,6 +33,7 @@ fn every_page_shows_the_traffic_with_counters_in_memory() {
     assert_eq!(browser.text("[data-test=store]"), "counters in memory");
     assert_eq!(browser.count("[data-test=servers]"), 0);
     // Counters in memory are not shared, so that there is no sum over instances.
+    browser.wait_for_text("[data-test=no-instances]", &["Without Redis and without peers"]);
     assert_eq!(browser.count("[data-test=scope] input[value=all]:disabled"), 1);
 }
 
@@ -121,7 +122,7 @@ fn check_rules(browser: &Browser, server: &Server) {
     assert_eq!(send(server, 1, "plan", "free"), 1);
     browser.wait_for_text("[data-test=rule-row][data-path='shop.plan_free']", &["0%"]);
     browser.click("[data-test=rule-row][data-path='shop.user'] a");
-    browser.wait_for_text("[data-test=facts]", &["5 per year", "33 hits requested, 25 denied (75.8%)", "shop.yaml:3"]);
+    browser.wait_for_text("[data-test=facts]", &["5 per year", "33 requests, 25 denied (75.8%)", "shop.yaml:3"]);
     browser.wait_for_text("[data-test=rule-most-denied] tbody tr", &["shop user=bob", "25"]);
     browser.wait_for_text("[data-test=rule-most-requested] tbody tr", &["shop user=eve", "3"]);
     browser.wait_for_text("[data-test=usage]", &["2 entities read", "1 uses at least 100% of the limit"]);

@@ -1,0 +1,44 @@
+//! Overrides that match nothing, because they have names that the rules do not have.
+
+use serde_json::json;
+
+use super::{folder, open, sign_in};
+use crate::support::{
+    Browser, Operator, Server,
+    operator::{OPERATE, READ},
+};
+
+#[test]
+fn overrides_that_match_nothing_are_marked_with_the_reason() {
+    let folder = folder();
+    let builder = Server::builder().rules(folder.path()).store("memory").set("console.entities", "token");
+    let operator = Operator::with(builder);
+    let server = &operator.server;
+    let limit = |key: &str| json!({ "limit": { "domain": "shop", "entries": [{ "key": key, "value": "bob" }] } });
+    let changes = json!([
+        { "target": { "switch": { "domain": "shpo" } }, "value": "shadow" },
+        { "target": { "switch": { "domain": "shop" } }, "value": "shadow" },
+        { "target": limit("usr"), "value": "7/year" },
+        { "target": limit("user"), "value": "8/year" },
+    ]);
+    let request = json!({ "changes": changes, "reason": "drill" });
+    assert_eq!(operator.call(OPERATE, "PutOverrides", &request.to_string()).0, 200);
+    let browser = Browser::start();
+    // Callers without a token see switches.
+    open(&browser, server, "change");
+    let public = "[data-test=public-state] li";
+    browser.wait_for_text(public, &["domain shpo", "matches nothing", "did you mean \"shop\"?"]);
+    assert_eq!((browser.count(public), browser.count("[data-test=matches-nothing]")), (2, 1));
+    sign_in(&browser, READ, "Read only: eve");
+    let row = "[data-test=overrides] tbody tr";
+    browser.wait_for_text(row, &["domain shpo", "matches nothing", "did you mean \"shop\"?"]);
+    browser.wait_for_text(row, &["shop usr=bob", "matches nothing", "did you mean \"user\"?"]);
+    assert_eq!((browser.count(row), browser.count("[data-test=matches-nothing]")), (4, 2));
+    assert_eq!(browser.accessibility_violations(), "");
+    open(&browser, server, "descriptor?d=shop%20usr%3Dbob");
+    let applies = "[data-test=overrides-that-apply] li";
+    browser.wait_for_text(applies, &["7/year", "matches nothing", "did you mean \"user\"?"]);
+    open(&browser, server, "descriptor?d=shop%20user%3Dbob");
+    browser.wait_for_text(applies, &["8/year"]);
+    assert_eq!(browser.count("[data-test=matches-nothing]"), 0);
+}
