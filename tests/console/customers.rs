@@ -42,8 +42,9 @@ fn other_texts_are_read_as_descriptors() {
     let folder = rules(&[("shop.yaml", RULES)]);
     let operator = Operator::start(folder.path(), "memory");
     let browser = Browser::start();
-    for text in ["shop user=bob", "shop|user=bob"] {
-        let page = format!("descriptor?d={}", text.replace(' ', "%20").replace('=', "%3D").replace('|', "%7C"));
+    let request = "{\"domain\":\"shop\",\"descriptors\":[{\"entries\":[{\"key\":\"user\",\"value\":\"bob\"}]}]}";
+    for text in ["shop%20user%3Dbob", request] {
+        let page = format!("descriptor?d={text}");
         open(&browser, &operator.server, &page);
         browser.wait_for_text("[data-test=matched-rule]", &["shop.user"]);
         assert_eq!(browser.count("[data-test=customer]"), 0, "{text}");

@@ -21,10 +21,11 @@ fn requests_are_ranked_and_hits_are_shown_where_they_differ() {
     browser.wait_for_text("[data-test=denied-entities] tbody tr", &["shop user=bob", "3"]);
     assert_eq!(browser.value(COLUMNS), "Rule,Limit,Denied requests,Denied share");
     assert_eq!(browser.count("[data-test=chart-hits], [data-test=denied-hits]"), 0);
-    // One denied request with many hits stays below three with one hit each.
+    // One denied request with many hits stays below three with one hit each. The rule counts the hits over the limit, and
+    // the ranking those of the denied request.
     assert_eq!(send_hits(&server, "tokens", "team", 90_000), 200);
     assert_eq!(send_hits(&server, "tokens", "team", 90_000), 429);
-    browser.wait_for_text("[data-test=denied-rules] tbody tr:nth-child(2)", &["shop.tokens", "90,000", "50.0%"]);
+    browser.wait_for_text("[data-test=denied-rules] tbody tr:nth-child(2)", &["shop.tokens", "80,000", "50.0%"]);
     browser.wait_for_text("[data-test=denied-rules] tbody tr:first-child", &["shop.user", "37.5%"]);
     browser.wait_for_text("[data-test=denied-entities] tbody tr:nth-child(2)", &["shop tokens=team", "90,000"]);
     browser.wait_for_text("[data-test=denied-entities] tbody tr:first-child", &["shop user=bob"]);
@@ -44,7 +45,7 @@ fn requests_are_ranked_and_hits_are_shown_where_they_differ() {
 /// Checks that the page of a rule shows both numbers only where they differ.
 fn check_rules(browser: &Browser, server: &Server) {
     open(browser, server, "rule?path=shop.tokens");
-    let both = "2 requests, 1 denied (50.0%); 180,000 hits, 90,000 denied (50.0%)";
+    let both = "2 requests, 1 denied (50.0%); 180,000 hits, 80,000 denied (44.4%)";
     browser.wait_for_text("[data-test=facts]", &[both]);
     browser.wait_for_text("[data-test=rule-most-denied]", &["Denied hits", "shop tokens=team", "90,000"]);
     browser.wait_for_text("[data-test=rule-most-requested]", &["Most requested hits", "180,000"]);
