@@ -49,6 +49,7 @@ fn check_pages(browser: &Browser, server: &Server, what: &str, is_operator: bool
         ("rule?path=shop.user", "[data-test=usage-entities] tbody tr"),
         ("descriptor", "[data-test=examples] a"),
         ("descriptor?d=shop%20user%3Dbob", "[data-test=counter]"),
+        ("descriptor?d=bob", "[data-test=found-entities] tbody tr"),
         ("change", "[data-test=overrides] tbody tr"),
         ("change?tab=plan", "[data-test=plan-form]"),
         ("change?tab=counter", "[data-test=counter-form]"),

@@ -33,7 +33,7 @@ mod many_rules;
 mod other_sites;
 /// The numbers on every page.
 mod pages;
-/// Requests beside hits, and descriptors without a rule.
+/// Numbers of requests and of hits, and descriptors without a rule.
 mod requests;
 /// The choices of the instances and of the time.
 mod scope;

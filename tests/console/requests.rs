@@ -1,4 +1,4 @@
-//! Requests beside hits: what the tables rank, where hits have a column, and the descriptors that no rule matches.
+//! Numbers of requests and of hits: the order of tables, columns of hits, and the descriptors that no rule matches.
 
 use super::{open, send, send_hits};
 use crate::support::{Browser, Server, rules};

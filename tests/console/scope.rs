@@ -52,7 +52,7 @@ fn one_choice_of_instances_applies_to_all_pages() {
     assert!(hash(&browser).contains("scope=all"), "{}", hash(&browser));
     browser.reload();
     browser.wait_for_text(row, &["58.3%"]);
-    // Without the other instance, its numbers are gone, and the label names the one that is left.
+    // Without the other instance, its numbers are gone, and the label names the remaining one.
     drop(second);
     browser.wait_for_text("main[data-page=rules] .title-row", &[&own]);
     browser.wait_for_text(row, &["37.5%"]);
