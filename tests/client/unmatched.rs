@@ -1,6 +1,6 @@
 //! Checks for which the service has no rule, and the headers that the client computes if the service sends none.
 
-use sluicegate_client::{Client, DecidedBy, descriptor};
+use sluicegate_client::{Client, DecidedBy, Status, descriptor};
 
 use crate::{
     client::log::ClientLog,
@@ -27,7 +27,7 @@ async fn a_verdict_shows_whether_a_rule_matched() {
         let client = Client::builder(format!("http://{}", server.grpc)).domain("d").timeout(DEADLINE);
         let client = client.batching(batching).connect_lazy().unwrap();
         let verdict = client.check([descriptor! { "user" => "a" }, descriptor! { "usr" => "a" }]).await;
-        let matched: Vec<_> = verdict.statuses().iter().map(|status| status.matched()).collect();
+        let matched: Vec<_> = verdict.statuses().iter().map(Status::matched).collect();
         assert_eq!((verdict.matched(), matched), (true, vec![true, false]), "batching {batching}: {verdict:?}");
         let unlimited = client.check([descriptor! { "free" => "a" }]).await;
         assert!(unlimited.matched() && unlimited.remaining().is_none(), "batching {batching}: {unlimited:?}");
