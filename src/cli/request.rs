@@ -57,7 +57,7 @@ pub(super) struct RequestArgs {
     /// Limit to request in place of the rule's, such as 500/minute; the service may ignore it
     #[arg(long)]
     limit: Option<String>,
-    /// Print the response as JSON (proto3 JSON of RateLimitResponse)
+    /// Print the response as proto3 JSON, as `/json` has it
     #[arg(long)]
     json: bool,
     /// Address of the service's gRPC listener (http:// or https://)

@@ -180,7 +180,11 @@ impl Table {
 
 /// Returns the beginning of a name, up to the maximum length.
 fn shortened(name: &str) -> &str {
-    &name[..name.floor_char_boundary(MAX_NAME_BYTES)]
+    let mut end = name.len().min(MAX_NAME_BYTES);
+    while !name.is_char_boundary(end) {
+        end -= 1;
+    }
+    &name[..end]
 }
 
 #[cfg(test)]

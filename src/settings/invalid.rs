@@ -15,9 +15,8 @@ const MAX_VALUE: usize = 64;
 
 /// Returns a message about the value that `error` rejects; `None` for other errors.
 pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
-    let key = match error {
-        ConfigError::Type { key: Some(key), .. } | ConfigError::At { key: Some(key), .. } => key,
-        _ => return None,
+    let (ConfigError::Type { key: Some(key), .. } | ConfigError::At { key: Some(key), .. }) = error else {
+        return None;
     };
     // The text of a list or a table could be a secret.
     let value = config.get_string(key).ok().filter(|value| !is_secret(value));

@@ -120,7 +120,7 @@ impl Sketches {
                 || self.minutes.front().is_some_and(|oldest| oldest.age(now) >= OLD_WINDOW)
             {
                 if let Some(minute) = self.minutes.pop_front() {
-                    self.archive(minute, by);
+                    self.archive(&minute, by);
                 }
             }
             // Names are stored for an hour, or until the next request.
@@ -134,7 +134,7 @@ impl Sketches {
     }
 
     /// Adds a minute to its window of five minutes.
-    fn archive(&mut self, minute: Sketch, by: RankBy) {
+    fn archive(&mut self, minute: &Sketch, by: RankBy) {
         let start = Micros::new(minute.start.get() / OLD_WINDOW.get() * OLD_WINDOW.get());
         let mut sum = Sum::default();
         if self.old.back().is_some_and(|window| window.start == start)
@@ -142,7 +142,7 @@ impl Sketches {
         {
             sum.add(&window);
         }
-        sum.add(&minute);
+        sum.add(minute);
         if self.old.len() == MAX_OLD {
             self.old.pop_front();
         }

@@ -106,7 +106,7 @@ fn a_consistency_that_the_limit_does_not_support_is_rejected() {
         match expected {
             Some(expected) => assert!(only_error(&keywords).contains(expected), "{keywords}"),
             None => {
-                assert_eq!(read_descriptor(&keywords).unwrap().unwrap().consistency.name(), consistency, "{keywords}")
+                assert_eq!(read_descriptor(&keywords).unwrap().unwrap().consistency.name(), consistency, "{keywords}");
             }
         }
     }
