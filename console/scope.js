@@ -80,7 +80,7 @@ export function ScopeChoice() {
       disabled=${!session.hasInstances} onChange=${choose} /> All instances</label>
     ${all && instances.length > 0 && html`<span class="muted" data-test="instances" title=${instances.map(({ name }) => name).join(", ")}>
       ${plural(instances.length, "instance")}</span>`}
-    ${isMissing && html`<span class="muted" data-test="no-instances">Without Redis and without peers, there are no other instances to add.</span>`}
+    ${isMissing && html`<span class="muted" data-test="no-instances">(needs Redis or peers)</span>`}
   </fieldset>`;
 }
 
@@ -104,7 +104,8 @@ export function RangeChoice() {
   const all = useScope();
   const range = useRange();
   const choose = (event) => replaceParams({ range: event.target.value === "1h" ? "" : event.target.value });
-  return html`<fieldset class="choice" data-test="range"><legend class="unseen">Time</legend>${rangesOf(all).map(({ value, text }) => html`
+  return html`<fieldset class="choice" data-test="range"><legend class="unseen">Time</legend>
+    <span class="muted" aria-hidden="true">Last</span>${rangesOf(all).map(({ value, text }) => html`
     <label key=${value}><input type="radio" name="range" value=${value} checked=${range.value === value} onChange=${choose} /> ${text}</label>`)}
   </fieldset>`;
 }

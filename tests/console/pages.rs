@@ -33,7 +33,7 @@ fn every_page_shows_the_traffic_with_counters_in_memory() {
     assert_eq!(browser.text("[data-test=store]"), "counters in memory");
     assert_eq!(browser.count("[data-test=servers]"), 0);
     // Counters in memory are not shared, so that there is no sum over instances.
-    browser.wait_for_text("[data-test=no-instances]", &["Without Redis and without peers"]);
+    browser.wait_for_text("[data-test=no-instances]", &["needs Redis or peers"]);
     assert_eq!(browser.count("[data-test=scope] input[value=all]:disabled"), 1);
 }
 
