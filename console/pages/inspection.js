@@ -39,7 +39,10 @@ function CounterFacts({ counter }) {
 }
 
 function Rule({ rule, decidedBy }) {
-  if (!rule) return html`<p data-test="no-rule">No rule applies, so nothing is limited.</p>`;
+  if (!rule) {
+    const isLimited = decidedBy !== "" && decidedBy !== "rule";
+    return html`<p data-test="no-rule">No rule applies${isLimited ? `. Decided ${decidedByText(decidedBy)}.` : ", so nothing is limited."}</p>`;
+  }
   return html`<p data-test="matched-rule">Rule <${RuleLink} path=${rule.path || rule.name} />: <strong><${Text} value=${limitText(rule.limit)} /></strong>
     ${" "}<span class="muted"><${Text} value=${locationText(rule)} /></span>${decidedBy && html`. Decided ${decidedByText(decidedBy)}.`}</p>`;
 }

@@ -101,8 +101,8 @@ pub struct Override {
     pub version: u64,
     #[prost(enumeration = "Origin", tag = "8")]
     pub origin: i32,
-    /// Why the override has no effect: it names a domain, a rule, a plan or a key that the rules in force do not have. Empty
-    /// if they have all of them.
+    /// Why the override has no effect: it names a domain, a rule or a plan that the rules in force do not have. Empty if they
+    /// have all of them.
     #[prost(string, tag = "9")]
     pub matches_nothing: ::prost::alloc::string::String,
 }

@@ -89,6 +89,16 @@ impl<'r> KnownNames<'r> {
         }
     }
 
+    /// Returns the first name without which the override has no effect, or `None` if it has one.
+    ///
+    /// A limit of a known domain limits requests with exactly its entries, even if no rule has their keys.
+    pub fn name_without_effect(&mut self, target: &Target, value: &str) -> Option<UnknownName> {
+        match target {
+            Target::Limit { domain, .. } => self.unknown_domain(domain),
+            _ => self.unknown_name(target, value),
+        }
+    }
+
     fn unknown_domain(&mut self, domain: &str) -> Option<UnknownName> {
         if self.rules.has_domain(domain) {
             return None;
@@ -293,6 +303,19 @@ descriptors:
         ] {
             assert_eq!(problem(target, value).as_deref(), Some(expected), "{target}");
         }
+    }
+
+    #[test]
+    fn a_limit_has_an_effect_without_a_rule_but_not_without_its_domain() {
+        let file = SourceFile { name: "a.yaml".into(), text: RULES.into() };
+        let (rules, _) = compile(&[file], Options::default()).unwrap();
+        let mut names = KnownNames::new(&rules);
+        let mut has_effect =
+            |target: &str, value| names.name_without_effect(&Target::parse(target).unwrap(), value).is_none();
+        assert!(has_effect("limit|shop|usr=bob", "5/day"));
+        assert!(!has_effect("limit|shopp|user=bob", "5/day"));
+        assert!(!has_effect("plan|shop|tenant=acme", "prro"));
+        assert!(!has_effect("switch|rule|shop|peruser", "off"));
     }
 
     #[test]

@@ -27,7 +27,9 @@ impl OverrideSync {
         let this = Arc::clone(self);
         let gauge = meter.u64_observable_gauge("sluicegate_overrides_without_effect");
         gauge
-            .with_description("Number of overrides that name a domain, rule, plan or key that the rules do not have")
+            .with_description(
+                "Number of overrides without effect: they name a domain, rule or plan that the rules do not have",
+            )
             .with_callback(move |observer| {
                 for (kind, count) in this.without_effect.by_kind() {
                     observer.observe(count, &[KeyValue::new("kind", kind)]);

@@ -1,4 +1,4 @@
-//! Counts the overrides without effect: they name a domain, a rule, a plan or a key that the rules in force do not have.
+//! Counts the overrides without effect: they name a domain, a rule or a plan that the rules in force do not have.
 
 use std::{
     sync::{
@@ -81,7 +81,7 @@ fn count(snapshot: &Snapshot) -> Counts {
     let mut names = KnownNames::new(snapshot.rules());
     let own_switches = [Origin::File, Origin::Instance].into_iter().flat_map(|origin| overrides.switches(origin));
     for entry in overrides.iter().chain(own_switches.cloned()) {
-        if names.unknown_name(&entry.target, &entry.value).is_none() {
+        if names.name_without_effect(&entry.target, &entry.value).is_none() {
             continue;
         }
         match entry.target {

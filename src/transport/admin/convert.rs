@@ -126,7 +126,7 @@ pub(super) fn write_checked_override(
     origin: Origin,
     names: &mut KnownNames<'_>,
 ) -> api::Override {
-    let unknown = names.unknown_name(&entry.target, &entry.value);
+    let unknown = names.name_without_effect(&entry.target, &entry.value);
     let matches_nothing = unknown.map(|unknown| unknown.to_string()).unwrap_or_default();
     api::Override { matches_nothing, ..write_override(entry, origin) }
 }

@@ -319,7 +319,8 @@ impl AdminService for Service {
         let candidates = self.build(&caller, move || admin.candidates_for(&searched)).await?;
         let found = self.admin.find_entities(candidates).await;
         let snapshot = self.admin.reloader.rules().load_full();
-        let entities = found.entities.into_iter().map(|entity| self.write_found(entity, &snapshot));
+        let mut names = KnownNames::new(snapshot.rules());
+        let entities = found.entities.into_iter().map(|entity| self.write_found(entity, &snapshot, &mut names));
         Ok(Response::new(api::FindEntitiesResponse { entities: entities.collect(), incomplete: found.is_incomplete }))
     }
 
@@ -535,7 +536,7 @@ fn top_entity(ranked: TopEntity, snapshot: &Snapshot) -> Option<api::TopEntity> 
 }
 
 impl Service {
-    fn write_found(&self, entity: FoundEntity, snapshot: &Snapshot) -> api::FoundEntity {
+    fn write_found(&self, entity: FoundEntity, snapshot: &Snapshot, names: &mut KnownNames<'_>) -> api::FoundEntity {
         let FoundEntity { domain, entries, inspection } = entity;
         let mut found =
             api::FoundEntity { descriptor: Some(descriptor(domain, entries)), ..api::FoundEntity::default() };
@@ -546,7 +547,7 @@ impl Service {
             found.rule_path = rule.path();
         }
         for (origin, entry) in &inspection.overrides {
-            found.overrides.push(write_override(entry, *origin));
+            found.overrides.push(write_checked_override(entry, *origin, names));
         }
         if let Some(state) = &inspection.counter {
             found.limit = state.limit.to_string();
