@@ -3,12 +3,18 @@
 //! The accepted values come from the JSON Schema of the settings. The value is not repeated if the setting can contain a
 //! secret, or if the value looks like an address with credentials.
 
-use std::net::{IpAddr, SocketAddr};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::LazyLock,
+};
 
 use config::{Config, ConfigError};
 use serde_json::Value;
 
 use super::schema;
+
+/// The schema of all settings.
+static SCHEMA: LazyLock<Value> = LazyLock::new(schema);
 
 /// Maximum length of a value in a message, in characters.
 const MAX_VALUE: usize = 64;
@@ -22,8 +28,7 @@ pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
     let value = config.get_string(key).ok().filter(|value| !is_secret(value));
     let actual = value.as_ref().map(|value| format!(", not {value:?}")).unwrap_or_default();
     let value = value.unwrap_or_default();
-    let root = schema();
-    let node = resolve(&root, key)?;
+    let node = resolve(&SCHEMA, key)?;
     if let Some(choices) = choices(node) {
         let hint =
             nearest_choice(&value, &choices).map(|nearest| format!("; did you mean {nearest}?")).unwrap_or_default();

@@ -1,6 +1,6 @@
 //! Warnings about variables and settings that have no effect, although an operator expects one.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::LazyLock};
 
 use config::{Config, Map, Source, Value, ValueKind};
 
@@ -113,15 +113,20 @@ fn without_effect(settings: &Settings) -> Vec<String> {
     warnings
 }
 
+/// The values of all settings by default.
+static DEFAULTS: LazyLock<Option<Map<String, Value>>> = LazyLock::new(|| values(&Settings::default()));
+
+fn values(settings: &Settings) -> Option<Map<String, Value>> {
+    Config::try_from(settings).ok()?.collect().ok()
+}
+
 /// Returns the names of the settings that differ from their defaults.
 fn changed(settings: &Settings) -> Vec<String> {
-    let values =
-        |settings: &Settings| -> Option<Map<String, Value>> { Config::try_from(settings).ok()?.collect().ok() };
-    let (Some(now), Some(defaults)) = (values(settings), values(&Settings::default())) else {
+    let (Some(now), Some(defaults)) = (values(settings), &*DEFAULTS) else {
         return Vec::new();
     };
     let mut names = Vec::new();
-    collect_changed("", &now, &defaults, &mut names);
+    collect_changed("", &now, defaults, &mut names);
     names.sort();
     names
 }
