@@ -155,18 +155,30 @@ pub(super) fn place_of(key: &str, map: &MapSchema, maps: &[&'static MapSchema]) 
 }
 
 /// Returns the most similar keyword of a map, if it is similar enough to be suggested.
+///
+/// An unknown key of a descriptor is often that of an entry, such as `user`, which must not suggest `key`.
 pub(super) fn nearest_keyword(keyword: &str, map: &MapSchema) -> Option<&'static str> {
-    nearest(keyword, map.names())
+    if map.name == DESCRIPTOR.name {
+        return nearest(keyword, map.names());
+    }
+    let (distance, nearest) = most_similar(keyword, map.names())?;
+    (distance < keyword.chars().count()).then_some(nearest)
 }
 
-/// Returns the most similar name, if it is similar enough to be suggested.
+/// Returns the most similar name, if at least half of it is the same.
 pub(in crate::rules) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
-    let comparable = known.filter(|known| known.len() <= MAX_COMPARED_BYTES).take(MAX_COMPARED_NAMES);
+    let (distance, nearest) = most_similar(name, known)?;
+    (distance * 2 <= name.chars().count()).then_some(nearest)
+}
+
+/// Returns the name with the smallest distance and the distance, at most 3.
+fn most_similar<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<(usize, &'n str)> {
     if name.len() > MAX_COMPARED_BYTES {
         return None;
     }
-    let (distance, nearest) = comparable.map(|nearest| (strsim::damerau_levenshtein(name, nearest), nearest)).min()?;
-    (distance <= 3 && distance * 2 <= name.chars().count()).then_some(nearest)
+    let comparable = known.filter(|known| known.len() <= MAX_COMPARED_BYTES).take(MAX_COMPARED_NAMES);
+    let nearest = comparable.map(|known| (strsim::damerau_levenshtein(name, known), known)).min()?;
+    Some(nearest).filter(|(distance, _)| *distance <= 3)
 }
 
 /// Maximum length of a name that is compared with others, in bytes. The time of a comparison is quadratic.
