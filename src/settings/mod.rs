@@ -428,12 +428,16 @@ fn is_log_level(text: &str) -> bool {
 fn describe(error: &ConfigError) -> String {
     let ConfigError::FileParse { uri, cause } = error else {
         let text = error.to_string();
+        if text.ends_with("is not of a supported file format") {
+            return format!("{text}; it must be TOML (*.toml) or YAML (*.yaml, *.yml)");
+        }
         // `invalid type: string "…", expected …`
         return match (text.find("string \""), text.rfind("\", expected ")) {
             (Some(start), Some(end)) if start < end => {
                 format!("{}{}", &text[..start + "string".len()], &text[end + 1..])
             }
-            _ => text,
+            // A key such as `redis.ring[0]url`.
+            _ => text.replace("]url", "].url").replace("]name", "].name"),
         };
     };
     let text = cause.to_string();
@@ -512,6 +516,13 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_another_type_has_the_supported_ones() {
+        let file = tempfile::Builder::new().suffix(".json").tempfile().unwrap();
+        let error = Settings::load(Some(file.path()), Some(HashMap::new()), Flags::default()).unwrap_err();
+        assert!(error.to_string().ends_with("it must be TOML (*.toml) or YAML (*.yaml, *.yml)"), "{error}");
+    }
+
+    #[test]
     fn later_sources_take_precedence() {
         let toml = "workers = 3\n[grpc]\naddr = '127.0.0.1:1'\n[redis]\ntimeout = '5ms'\n";
         let settings = load(toml, &[("SLUICEGATE__GRPC__ADDR", "127.0.0.1:2")]).unwrap();
@@ -566,6 +577,7 @@ mod tests {
             ("[redis.sentinel]\npassword = hunter2\n", &[], "at line 2, column"),
             ("", &headers, "rules.xds.headers must be a list"),
             ("redis.ring = 'hunter2'\n", &[], "redis.ring must be a list"),
+            ("[[redis.ring]]\nname = 'a'\n", &[], "missing configuration field \"redis.ring[0].url\""),
         ] {
             let error = load(toml, environment).unwrap_err().to_string();
             assert!(error.contains(expected) && !error.contains("hunter2") && !error.contains('\n'), "{error}");
