@@ -146,11 +146,13 @@ fn start_reading(
     let paths = args.traffic.clone();
     Ok(match &args.mapping {
         None => {
-            for path in &paths {
-                check_recorded(path)?;
-            }
             let reader = Reader::new(&paths)?;
-            thread::spawn(move || read_traffic(reader, &sender))
+            thread::spawn(move || {
+                for path in &paths {
+                    check_recorded(path)?;
+                }
+                read_traffic(reader, &sender)
+            })
         }
         Some(mapping) => {
             let text = fs::read_to_string(mapping).with_context(|| format!("cannot read {}", mapping.display()))?;
