@@ -56,10 +56,20 @@ function TopEntities({ data: { entities = [], periodSeconds, instances } }) {
     <tbody>${entities.map((entity, index) => html`<${EntityRow} key=${index} entity=${entity} hasHits=${hasHits} />`)}</tbody></table></div>`;
 }
 
-const UnmatchedRow = ({ group: { domain = "", keys = [], recent, total, nearestRule = "" } }) => html`<tr><td><${Text} value=${domain} length=${80} /></td>
-  <td>${keys.length ? html`<${Text} value=${keys.join(", ")} />` : html`<span class="muted">various</span>`}</td>
-  <${NumberCell} value=${integer(recent)} /><${NumberCell} value=${integer(total)} />
-  <td>${nearestRule ? html`<${RuleLink} path=${nearestRule} />` : html`<span class="muted">none</span>`}</td></tr>`;
+function Keys({ group: { unknownDomain, keys = [] } }) {
+  if (unknownDomain) return html`<span class="tag">unknown domain</span>`;
+  return keys.length ? html`<${Text} value=${keys.join(", ")} />` : html`<span class="muted">various</span>`;
+}
+
+function Nearest({ group: { nearestRule, nearestDomain } }) {
+  if (nearestRule) return html`<${RuleLink} path=${nearestRule} />`;
+  return nearestDomain ? html`<${Text} value=${nearestDomain} length=${80} />` : html`<span class="muted">none</span>`;
+}
+
+const UnmatchedRow = ({ group }) => html`<tr><td><${Text} value=${group.domain ?? ""} length=${80} /></td>
+  <td><${Keys} group=${group} /></td>
+  <${NumberCell} value=${integer(group.recent)} /><${NumberCell} value=${integer(group.total)} />
+  <td><${Nearest} group=${group} /></td></tr>`;
 
 // Descriptors without a limit are often a typing error in a key.
 function Unmatched({ data: { unmatched = [], instances } }) {
@@ -69,7 +79,7 @@ function Unmatched({ data: { unmatched = [], instances } }) {
     <div class="scroll compact" tabindex="0" role="region" aria-label="Table of descriptors without a rule"><table>
       <caption>Descriptors without a rule, <${ScopeLabel} instances=${instances} /></caption>
       <thead><tr><th scope="col">Domain</th><th scope="col">Keys</th><th scope="col" class="number">Last 5 minutes</th>
-        <th scope="col" class="number">Since the start</th><th scope="col">Nearest rule</th></tr></thead>
+        <th scope="col" class="number">Since the start</th><th scope="col">Nearest rule or domain</th></tr></thead>
       <tbody>${unmatched.slice(0, MAX_UNMATCHED).map((group, index) => html`<${UnmatchedRow} key=${index} group=${group} />`)}</tbody></table></div>
     ${unmatched.length > MAX_UNMATCHED && html`<p class="muted">The first ${MAX_UNMATCHED} of ${plural(unmatched.length, "combination")} of keys.</p>`}</section>`;
 }

@@ -114,6 +114,8 @@ impl SeriesRef<'_> {
 pub(super) enum Match<'s> {
     /// No limit applies.
     None,
+    /// The rules do not have the domain.
+    NoDomain,
     /// The domain has no rule for the descriptor.
     NoRule,
     /// A switch has turned the limit off.
@@ -137,7 +139,7 @@ impl<'s> Match<'s> {
 
     pub(super) fn rule(&self) -> Option<&'s Rule> {
         match self {
-            Self::None | Self::NoRule | Self::Off => None,
+            Self::None | Self::NoDomain | Self::NoRule | Self::Off => None,
             Self::Unlimited(rule, _) => *rule,
             Self::Limited(applied) | Self::Denied(applied) => applied.rule,
         }
@@ -155,9 +157,7 @@ impl Engine {
         let find = |descriptor| self.find_match(snapshot, request.domain, descriptor, now);
         let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().map(find).collect();
         for (descriptor, matched) in request.descriptors.iter().zip(&matches) {
-            if matches!(matched, Match::NoRule) {
-                self.statistics.unmatched.count(self.worker, request.domain, descriptor, now);
-            }
+            self.count_unmatched(request.domain, descriptor, matched, now);
         }
         // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
         let replaced: SmallVec<[&str; 2]> =
@@ -173,6 +173,18 @@ impl Engine {
         matches
     }
 
+    /// Counts a descriptor that has no limit because the rules do not have its domain or keys.
+    pub(super) fn count_unmatched(&self, domain: &str, descriptor: &Descriptor<'_>, matched: &Match<'_>, now: Micros) {
+        match matched {
+            Match::NoDomain => {
+                self.statistics.unknown_domain.add(self.worker, 1);
+                self.statistics.unmatched.count_domain(self.worker, domain, now);
+            }
+            Match::NoRule => self.statistics.unmatched.count(self.worker, domain, descriptor, now),
+            _ => {}
+        }
+    }
+
     pub(super) fn find_match<'s>(
         &self,
         snapshot: &'s Snapshot,
@@ -184,10 +196,7 @@ impl Engine {
         // memory.
         let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
         let rule_match = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
-            Lookup::UnknownDomain => {
-                self.statistics.unknown_domain.add(self.worker, 1);
-                return Match::None;
-            }
+            Lookup::UnknownDomain => return Match::NoDomain,
             Lookup::NoLimit => None,
             Lookup::Rule(rule, path) => Some((rule, path)),
         };

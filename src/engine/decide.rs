@@ -373,7 +373,7 @@ impl Engine {
             .iter()
             .zip(&request.descriptors)
             .map(|(matched, descriptor)| match matched {
-                Match::None | Match::NoRule => no_limit(None),
+                Match::None | Match::NoDomain | Match::NoRule => no_limit(None),
                 Match::Off => no_limit(Some(OverrideKind::Switch(Mode::Off))),
                 Match::Unlimited(_, override_kind) => Status { override_kind: *override_kind, ..Status::UNLIMITED },
                 Match::Denied(applied) => self.denial(applied),

@@ -90,7 +90,7 @@ impl Engine {
             rule: rule.map(|rule| rule.id),
             overrides: snapshot.overrides.applicable((domain, entries), rule, now),
             override_kind: match &matched {
-                Match::None | Match::NoRule => None,
+                Match::None | Match::NoDomain | Match::NoRule => None,
                 Match::Off => Some(OverrideKind::Switch(super::overrides::Mode::Off)),
                 Match::Unlimited(_, override_kind) => *override_kind,
                 Match::Limited(applied) | Match::Denied(applied) => applied.override_kind(),

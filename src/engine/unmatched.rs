@@ -1,13 +1,14 @@
 //! [`UnmatchedDescriptors`]: counts the descriptors that no rule matches, by domain and keys, in memory of fixed size.
+//! Those of domains that the rules do not have are counted by domain.
 //!
-//! Such a descriptor is not limited. Often that is intended; a misspelled key has the same effect. Values are not stored.
+//! Such a descriptor is not limited. Often that is intended; a misspelled name has the same effect. Values are not stored.
 //!
 //! Each worker has a table of its own, which it never waits for.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, hash_map::Entry},
     hash::{BuildHasher, Hasher},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use foldhash::fast::RandomState;
@@ -20,6 +21,8 @@ use crate::{
 
 /// Maximum number of combinations of domain and keys in the table of one worker.
 const MAX_GROUPS: usize = 200;
+/// Maximum number of unknown domains in the table of one worker.
+const MAX_UNKNOWN_DOMAINS: usize = 50;
 /// Maximum length of a domain and of a key that is stored, in bytes.
 const MAX_NAME_BYTES: usize = 100;
 /// Maximum number of keys that are stored.
@@ -36,17 +39,25 @@ pub struct UnmatchedDescriptors {
     hasher: RandomState,
 }
 
-/// The groups of one worker by the hash of their domain and keys.
+/// The groups of one worker.
 #[derive(Default)]
-struct Table(HashMap<u64, Group, RandomState>);
+struct Table {
+    /// The groups by the hash of their names.
+    groups: HashMap<u64, Group, RandomState>,
+    /// Number of groups of unknown domains.
+    unknown_domains: usize,
+}
 
 /// Descriptors without a rule that have the same domain and the same keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     /// The domain.
     pub domain: Arc<str>,
-    /// The keys in their order. Empty for the groups that are counted together because there are too many.
+    /// The keys in their order. Empty for unknown domains, and for groups that are counted together because there are
+    /// too many.
     pub keys: Arc<[String]>,
+    /// Whether the rules did not have the domain.
+    pub is_unknown_domain: bool,
     /// Number of descriptors since the start of the process.
     pub total: u64,
     /// Time of the first one.
@@ -65,10 +76,11 @@ struct MinuteCount {
 }
 
 impl Group {
-    fn new(domain: &str, keys: Vec<String>, now: Micros) -> Self {
+    fn new(domain: &str, keys: Vec<String>, is_unknown_domain: bool, now: Micros) -> Self {
         Self {
             domain: shortened(domain).into(),
             keys: keys.into(),
+            is_unknown_domain,
             total: 0,
             first: now,
             latest: now,
@@ -126,24 +138,39 @@ impl UnmatchedDescriptors {
             hasher.write_u8(0xff);
             hasher.write(entry.key.as_bytes());
         }
-        // A reader holds the lock only while it copies the table.
-        let mut table = self.tables.of(worker).lock().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.table_of(worker);
         let hash = hasher.finish();
-        if let Some(group) = table.0.get_mut(&hash) {
+        if let Some(group) = table.groups.get_mut(&hash) {
             group.count(now);
             return;
         }
         table.new_group(hash, domain, descriptor, now).count(now);
     }
 
+    /// Counts a descriptor of a domain that the rules do not have.
+    pub(super) fn count_domain(&self, worker: WorkerId, domain: &str, now: Micros) {
+        let mut hasher = self.hasher.build_hasher();
+        // No domain begins with this byte, so that the hash differs from that of a domain without keys.
+        hasher.write_u8(0xff);
+        hasher.write(domain.as_bytes());
+        self.table_of(worker).unknown_domain(hasher.finish(), domain, now).count(now);
+    }
+
+    /// Returns the table of a worker. A reader holds the lock only while it copies the table.
+    fn table_of(&self, worker: WorkerId) -> MutexGuard<'_, Table> {
+        self.tables.of(worker).lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns all groups, summed over the workers and ordered by domain and keys.
     #[must_use]
     pub fn groups(&self) -> Vec<Group> {
-        let mut sums = BTreeMap::<(Arc<str>, Arc<[String]>), Group>::new();
+        let mut sums = BTreeMap::<_, Group>::new();
         for table in self.tables.iter() {
-            let groups: Vec<Group> = table.lock().unwrap_or_else(PoisonError::into_inner).0.values().cloned().collect();
+            let table = table.lock().unwrap_or_else(PoisonError::into_inner);
+            let groups: Vec<Group> = table.groups.values().cloned().collect();
+            drop(table);
             for group in groups {
-                let name = (Arc::clone(&group.domain), Arc::clone(&group.keys));
+                let name = (Arc::clone(&group.domain), Arc::clone(&group.keys), group.is_unknown_domain);
                 match sums.get_mut(&name) {
                     Some(sum) => sum.add(&group),
                     None => drop(sums.insert(name, group)),
@@ -153,10 +180,13 @@ impl UnmatchedDescriptors {
         sums.into_values().collect()
     }
 
-    /// Returns the number of descriptors by domain.
+    /// Returns the number of descriptors by domain, without those of unknown domains.
     pub(super) fn by_domain(&self) -> BTreeMap<Arc<str>, u64> {
         let mut sums = BTreeMap::new();
         for group in self.groups() {
+            if group.is_unknown_domain {
+                continue;
+            }
             *sums.entry(group.domain).or_default() += group.total;
         }
         sums
@@ -167,14 +197,27 @@ impl Table {
     /// Adds a group, or returns the one that counts all others if there are too many.
     #[cold]
     fn new_group(&mut self, hash: u64, domain: &str, descriptor: &Descriptor<'_>, now: Micros) -> &mut Group {
-        if self.0.len() < MAX_GROUPS {
-            return self.0.entry(hash).or_insert_with(|| {
+        if self.groups.len() - self.unknown_domains < MAX_GROUPS {
+            return self.groups.entry(hash).or_insert_with(|| {
                 let keys = descriptor.entries.iter().take(MAX_KEYS).map(|entry| shortened(entry.key).to_owned());
-                Group::new(domain, keys.collect(), now)
+                Group::new(domain, keys.collect(), false, now)
             });
         }
         // Any hash can be that of the others: a collision only adds two counts.
-        self.0.entry(0).or_insert_with(|| Group::new(OTHER, Vec::new(), now))
+        self.groups.entry(0).or_insert_with(|| Group::new(OTHER, Vec::new(), false, now))
+    }
+
+    /// Returns the group of an unknown domain, or the one that counts all others if there are too many.
+    fn unknown_domain(&mut self, hash: u64, domain: &str, now: Micros) -> &mut Group {
+        let is_full = self.unknown_domains >= MAX_UNKNOWN_DOMAINS && !self.groups.contains_key(&hash);
+        let (hash, domain) = if is_full { (1, OTHER) } else { (hash, domain) };
+        match self.groups.entry(hash) {
+            Entry::Occupied(group) => group.into_mut(),
+            Entry::Vacant(vacant) => {
+                self.unknown_domains += 1;
+                vacant.insert(Group::new(domain, Vec::new(), true, now))
+            }
+        }
     }
 }
 
@@ -192,10 +235,10 @@ mod tests {
     use smallvec::SmallVec;
 
     use super::*;
-    use crate::rules::Entry;
+    use crate::rules;
 
     fn count(unmatched: &UnmatchedDescriptors, worker: usize, domain: &str, keys: &[&str], second: u64) {
-        let entries: SmallVec<_> = keys.iter().map(|key| Entry { key, value: "secret" }).collect();
+        let entries: SmallVec<_> = keys.iter().map(|key| rules::Entry { key, value: "secret" }).collect();
         let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
         unmatched.count(WorkerId(worker), domain, &descriptor, Micros::from_secs(second));
     }
@@ -223,6 +266,27 @@ mod tests {
             lines(&unmatched, 130),
             ["api usr 1 1 70-70", "shop user,path 1 1 70-70", "shop userpath 1 1 70-70", "shop usr 3 3 60-130"]
         );
+    }
+
+    #[test]
+    fn unknown_domains_are_counted_apart_from_those_of_the_rules() {
+        let unmatched = UnmatchedDescriptors::new(2);
+        count(&unmatched, 0, "shop", &[], 60);
+        for worker in [0, 1, 1] {
+            unmatched.count_domain(WorkerId(worker), "shop", Micros::from_secs(70));
+        }
+        assert_eq!(lines(&unmatched, 70), ["shop  1 1 60-60", "shop  3 3 70-70"]);
+        assert!(unmatched.groups()[1].is_unknown_domain);
+        assert_eq!(unmatched.by_domain(), BTreeMap::from([("shop".into(), 1)]));
+        for number in 0..2 * MAX_UNKNOWN_DOMAINS {
+            unmatched.count_domain(WorkerId(0), &format!("domain{number}"), Micros::from_secs(70));
+        }
+        let groups = unmatched.groups();
+        assert_eq!(groups.len(), 1 + MAX_UNKNOWN_DOMAINS + 1);
+        let others = groups.iter().find(|group| *group.domain == *OTHER).unwrap();
+        assert_eq!(others.total as usize, MAX_UNKNOWN_DOMAINS + 1);
+        count(&unmatched, 0, "api", &["user"], 80);
+        assert_eq!(unmatched.by_domain()["api"], 1);
     }
 
     #[test]

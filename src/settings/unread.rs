@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
-use config::{Config, Map, Source, Value, ValueKind};
+use config::Map;
+use serde_json::Value;
 
 use super::{PREFIX, Settings, unknown};
 
@@ -114,37 +115,38 @@ fn without_effect(settings: &Settings) -> Vec<String> {
 }
 
 /// The values of all settings by default.
-static DEFAULTS: LazyLock<Option<Map<String, Value>>> = LazyLock::new(|| values(&Settings::default()));
+static DEFAULTS: LazyLock<Value> = LazyLock::new(|| values(&Settings::default()));
 
-fn values(settings: &Settings) -> Option<Map<String, Value>> {
-    Config::try_from(settings).ok()?.collect().ok()
+/// Returns the values of settings, or null if they cannot be written as JSON.
+fn values(settings: &Settings) -> Value {
+    serde_json::to_value(settings).unwrap_or_default()
 }
 
 /// Returns the names of the settings that differ from their defaults.
 fn changed(settings: &Settings) -> Vec<String> {
-    let (Some(now), Some(defaults)) = (values(settings), &*DEFAULTS) else {
-        return Vec::new();
-    };
     let mut names = Vec::new();
-    collect_changed("", &now, defaults, &mut names);
+    collect_changed(String::new(), &values(settings), &DEFAULTS, &mut names);
     names.sort();
     names
 }
 
-fn collect_changed(above: &str, now: &Map<String, Value>, defaults: &Map<String, Value>, names: &mut Vec<String>) {
-    for (name, value) in now {
-        let path = if above.is_empty() { name.clone() } else { format!("{above}.{name}") };
-        let default = defaults.get(name).map(|default| &default.kind);
-        match (&value.kind, default) {
-            (ValueKind::Table(now), Some(ValueKind::Table(defaults))) => collect_changed(&path, now, defaults, names),
-            (now, default) if Some(now) != default => names.push(path),
-            _ => {}
+fn collect_changed(path: String, now: &Value, default: &Value, names: &mut Vec<String>) {
+    let (Value::Object(section), Value::Object(defaults)) = (now, default) else {
+        if now != default {
+            names.push(path);
         }
+        return;
+    };
+    for (name, value) in section {
+        let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
+        collect_changed(path, value, defaults.get(name).unwrap_or(&Value::Null), names);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use config::{Config, Source};
+
     use super::{super::Flags, *};
 
     fn warnings_of(environment: &[(&str, &str)], flags: Flags) -> Vec<String> {

@@ -1,7 +1,9 @@
 //! Numbers of requests and of hits: the order of tables, columns of hits, and the descriptors that no rule matches.
 
+use serde_json::json;
+
 use super::{open, send, send_hits};
-use crate::support::{Browser, Server, rules};
+use crate::support::{Browser, Server, rules, server::agent};
 
 const RULES: &str = "domain: shop\ndescriptors:\n\
                      - key: user\n  rate_limit: { unit: year, requests_per_unit: 5 }\n\
@@ -72,4 +74,8 @@ fn descriptors_without_a_rule_are_listed_with_the_nearest_rule() {
     browser.wait_for_text("[data-test=unmatched] caption", &[&format!("on {name} only")]);
     browser.click(&format!("{row} a"));
     browser.wait_for_text("main[data-page=rule] h1", &["shop.user"]);
+    let body = json!({ "domain": "shopp", "descriptors": [{ "entries": [{ "key": "user", "value": "bob" }] }] });
+    assert_eq!(agent().post(server.url("/json")).send(body.to_string().as_bytes()).unwrap().status(), 200);
+    open(&browser, &server, "now");
+    browser.wait_for_text("[data-test=unmatched]", &["shopp", "unknown domain", "shop"]);
 }

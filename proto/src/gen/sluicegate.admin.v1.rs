@@ -450,12 +450,13 @@ pub struct ListTopEntitiesResponse {
     #[prost(string, repeated, tag = "6")]
     pub instances: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
 }
-/// Descriptors that no rule of their domain matches, so that they have no limit.
+/// Descriptors that no rule matches, so that they have no limit.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct UnmatchedDescriptors {
     /// `other` for those that are counted together because there are too many combinations of keys.
     #[prost(string, tag = "1")]
     pub domain: ::prost::alloc::string::String,
+    /// Empty for an unknown domain.
     #[prost(string, repeated, tag = "2")]
     pub keys: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Number of descriptors in the last five minutes.
@@ -471,6 +472,12 @@ pub struct UnmatchedDescriptors {
     /// The path of the rule of the domain whose keys are most similar; empty if none is.
     #[prost(string, tag = "7")]
     pub nearest_rule: ::prost::alloc::string::String,
+    /// Whether the rules do not have the domain.
+    #[prost(bool, tag = "8")]
+    pub unknown_domain: bool,
+    /// The domain of the rules that is most similar to an unknown one; empty if none is.
+    #[prost(string, tag = "9")]
+    pub nearest_domain: ::prost::alloc::string::String,
 }
 /// An entity with many hits.
 #[derive(Clone, PartialEq, ::prost::Message)]

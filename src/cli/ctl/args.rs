@@ -211,7 +211,7 @@ pub(super) enum Limit {
         /// Domain of the descriptor; or with its entries as `ctl top` prints them, such as 'shop|user=bob'
         domain: String,
         /// Entries and limit: 500/minute or 500 per minute, unlimited, blocked, or keywords of `rate_limit` in braces,
-        /// such as `{unit: minute, requests_per_unit: 500}`
+        /// such as `'{unit: minute, requests_per_unit: 500}'`
         #[arg(required = true, num_args = 1.., value_name = "KEY=VALUE… LIMIT")]
         entries_and_limit: Vec<String>,
         #[command(flatten)]

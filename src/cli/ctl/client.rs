@@ -233,7 +233,7 @@ impl Client {
     ) -> anyhow::Result<api::ListTopEntitiesResponse> {
         let mut merged = api::ListTopEntitiesResponse::default();
         let mut sums: BTreeMap<String, api::TopEntity> = BTreeMap::new();
-        let mut unmatched: BTreeMap<(String, Vec<String>), api::UnmatchedDescriptors> = BTreeMap::new();
+        let mut unmatched: BTreeMap<(String, Vec<String>, bool), api::UnmatchedDescriptors> = BTreeMap::new();
         for (addr, service) in &mut self.instances {
             // An entity that is in twentieth place on every instance may be first in the sum.
             let request = api::ListTopEntitiesRequest { max_results: 1_000, ..request.clone() };
@@ -243,7 +243,7 @@ impl Client {
             merged.total_requests += response.total_requests;
             merged.instances.extend(response.instances);
             for group in response.unmatched {
-                let name = (group.domain.clone(), group.keys.clone());
+                let name = (group.domain.clone(), group.keys.clone(), group.unknown_domain);
                 let sum = unmatched.entry(name).or_insert_with(|| api::UnmatchedDescriptors {
                     recent: 0,
                     total: 0,

@@ -172,16 +172,22 @@ impl Output {
         println!("\ndescriptors that no rule matches, so that they have no limit:");
         let mut rows = Vec::new();
         for group in response.unmatched.iter().take(MAX_UNMATCHED) {
+            let keys: Vec<String> = group.keys.iter().map(|key| escaped(key)).collect();
+            let (keys, nearest) = if group.unknown_domain {
+                ("(unknown domain)".to_owned(), group.nearest_domain.clone())
+            } else {
+                (keys.join(", "), group.nearest_rule.clone())
+            };
             rows.push([
                 group.recent.to_string(),
                 group.total.to_string(),
                 escaped(&group.domain),
-                group.keys.iter().map(|key| escaped(key)).collect::<Vec<_>>().join(", "),
-                group.nearest_rule.clone(),
+                keys,
+                nearest,
                 group.latest.map(format_time).unwrap_or_default(),
             ]);
         }
-        print_table(["in 5 minutes", "total", "domain", "keys", "nearest rule", "latest"], &rows);
+        print_table(["in 5 minutes", "total", "domain", "keys", "nearest", "latest"], &rows);
         Ok(())
     }
 

@@ -207,6 +207,12 @@ impl DomainNames {
     }
 }
 
+/// Returns the known name that is most similar to an unknown one, or `None` if none is similar.
+#[must_use]
+pub fn similar_name<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<String> {
+    nearest(name, known).filter(|nearest| nearest.is_similar).map(|nearest| nearest.name)
+}
+
 fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<Nearest> {
     if name.len() > MAX_COMPARED_BYTES {
         return None;

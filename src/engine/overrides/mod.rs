@@ -15,7 +15,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 
-pub use known_names::{KnownNames, UnknownName};
+pub use known_names::{KnownNames, UnknownName, similar_name};
 pub use switches::{Mode, Modes, Origin};
 pub use target::{RuleSetSlot, Scope, Target, TargetError};
 

@@ -252,8 +252,10 @@ impl Engine {
             return Ok(None);
         }
         let descriptor = report.descriptor();
-        let counter = match self.find_match(snapshot, report.domain, &descriptor, now) {
-            Match::None | Match::NoRule | Match::Off | Match::Unlimited(..) => {
+        let matched = self.find_match(snapshot, report.domain, &descriptor, now);
+        self.count_unmatched(report.domain, &descriptor, &matched, now);
+        let counter = match matched {
+            Match::None | Match::NoDomain | Match::NoRule | Match::Off | Match::Unlimited(..) => {
                 return Ok(Some(Assignment::blanket(Quota::AllowAll)));
             }
             Match::Denied(applied) => {

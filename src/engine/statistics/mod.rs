@@ -73,7 +73,7 @@ pub struct Statistics {
     /// Labels of rules with a limit that cannot be divided, for which a message was logged.
     indivisible: Mutex<HashSet<Labels>>,
     overflow: Counter,
-    /// Descriptors that no rule of their domain matches.
+    /// Descriptors that no rule matches.
     pub(in crate::engine) unmatched: UnmatchedDescriptors,
     pub(super) unknown_domain: Counter,
     pub(super) unknown_plan: Counter,
@@ -140,7 +140,7 @@ impl Statistics {
         }
     }
 
-    /// Returns the descriptors that no rule of their domain matches.
+    /// Returns the descriptors that no rule matches.
     #[must_use]
     pub fn unmatched(&self) -> &UnmatchedDescriptors {
         &self.unmatched

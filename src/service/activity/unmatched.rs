@@ -1,5 +1,5 @@
-//! [`UnmatchedTable`]: the descriptors that no rule of their domain matches, with the most similar rule; they are logged
-//! when they begin.
+//! [`UnmatchedTable`]: the descriptors that no rule matches, with the most similar rule or domain; they are logged when
+//! they begin.
 
 use std::{
     cmp::Reverse,
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     algorithm::Micros,
-    engine::{Snapshot, UnmatchedDescriptors, UnmatchedGroup},
+    engine::{Snapshot, UnmatchedDescriptors, UnmatchedGroup, overrides::similar_name},
     rules::{RuleEntries, RuleSet},
 };
 
@@ -24,13 +24,15 @@ const MAX_COMPARED_RULES: usize = 2_000;
 /// Maximum distance of two first keys that are similar, in letters.
 const MAX_DISTANCE: usize = 2;
 
-/// Descriptors without a rule that have the same domain and the same keys.
+/// Descriptors without a rule that have the same domain and the same keys, or the same unknown domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmatched {
     /// The domain; `other` for those that are counted together.
     pub domain: String,
-    /// The keys in their order.
+    /// The keys in their order; empty for an unknown domain.
     pub keys: Vec<String>,
+    /// Whether the rules did not have the domain.
+    pub is_unknown_domain: bool,
     /// Number of descriptors in the last five minutes.
     pub recent: u64,
     /// Number of descriptors since the start of the process.
@@ -39,15 +41,16 @@ pub struct Unmatched {
     pub first: u64,
     /// Time of the latest one.
     pub latest: u64,
-    /// Path of the rule with the most similar keys; empty if there is none.
-    pub nearest_rule: String,
+    /// Path of the rule with the most similar keys, or the domain that is most similar to an unknown one; empty if there
+    /// is none.
+    pub nearest: String,
 }
 
 /// Adds the descriptors of other instances, the most frequent ones first.
 pub(super) fn add<'u>(own: &'u [Unmatched], others: impl Iterator<Item = &'u Unmatched>) -> Vec<Unmatched> {
-    let mut sums: HashMap<(String, Vec<String>), Unmatched> = HashMap::new();
+    let mut sums: HashMap<(String, Vec<String>, bool), Unmatched> = HashMap::new();
     for group in own.iter().chain(others) {
-        let name = (group.domain.clone(), group.keys.clone());
+        let name = (group.domain.clone(), group.keys.clone(), group.is_unknown_domain);
         match sums.get_mut(&name) {
             Some(sum) => {
                 sum.recent = sum.recent.saturating_add(group.recent);
@@ -63,44 +66,52 @@ pub(super) fn add<'u>(own: &'u [Unmatched], others: impl Iterator<Item = &'u Unm
     list
 }
 
-/// The domain and the keys of descriptors.
-type Name = (Arc<str>, Arc<[String]>);
+/// The domain and the keys of descriptors, and whether the domain is unknown.
+type Name = (Arc<str>, Arc<[String]>, bool);
 
 /// The descriptors without a rule of this instance.
 #[derive(Default)]
 pub(super) struct UnmatchedTable {
     /// When each group was seen last.
     seen: HashMap<Name, Micros>,
-    /// The path of the most similar rule, for each group.
-    nearest_rules: HashMap<Name, Option<String>>,
+    /// The path of the most similar rule, or the most similar domain, for each group.
+    nearest: HashMap<Name, Option<String>>,
     /// The rules that were compared. Weak, because the table must not delay the release of replaced rules.
     compared: Weak<Snapshot>,
 }
 
 impl UnmatchedTable {
-    /// Logs the groups that have begun, and finds the most similar rule of each new group.
+    /// Logs the groups that have begun, and finds the most similar rule or domain of each new group.
     pub(super) fn update(&mut self, descriptors: &UnmatchedDescriptors, snapshot: &Arc<Snapshot>) {
         let groups = descriptors.groups();
         if groups.is_empty() {
             return;
         }
         if !self.compared.upgrade().is_some_and(|compared| compared.has_same_rules(snapshot)) {
-            self.nearest_rules.clear();
+            self.nearest.clear();
         }
         self.compared = Arc::downgrade(snapshot);
         let mut search = None;
         for group in &groups {
-            if let Entry::Vacant(vacant) = self.nearest_rules.entry(name(group)) {
+            if let Entry::Vacant(vacant) = self.nearest.entry(name(group)) {
                 let search = search.get_or_insert_with(|| Search::new(snapshot.rules()));
-                vacant.insert(search.nearest(&group.domain, &group.keys));
+                vacant.insert(search.nearest(group));
             }
         }
         for group in self.begun(groups).iter().take(MAX_MESSAGES) {
-            let nearest_rule = self.nearest_rules.get(&name(group)).cloned().flatten();
+            let nearest = self.nearest.get(&name(group)).cloned().flatten();
+            if group.is_unknown_domain {
+                tracing::info!(
+                    domain = &*group.domain,
+                    nearest_domain = nearest,
+                    "the rules do not have this domain, so its requests have no limit"
+                );
+                continue;
+            }
             tracing::info!(
                 domain = &*group.domain,
                 keys = group.keys.join(","),
-                nearest_rule,
+                nearest_rule = nearest,
                 "no rule matches these descriptors, so they have no limit"
             );
         }
@@ -127,11 +138,12 @@ impl UnmatchedTable {
             list.push(Unmatched {
                 domain: group.domain.to_string(),
                 keys: group.keys.to_vec(),
+                is_unknown_domain: group.is_unknown_domain,
                 recent: group.recent(now),
                 total: group.total,
                 first: group.first.get(),
                 latest: group.latest.get(),
-                nearest_rule: self.nearest_rules.get(&name(&group)).cloned().flatten().unwrap_or_default(),
+                nearest: self.nearest.get(&name(&group)).cloned().flatten().unwrap_or_default(),
             });
         }
         list
@@ -139,10 +151,10 @@ impl UnmatchedTable {
 }
 
 fn name(group: &UnmatchedGroup) -> Name {
-    (Arc::clone(&group.domain), Arc::clone(&group.keys))
+    (Arc::clone(&group.domain), Arc::clone(&group.keys), group.is_unknown_domain)
 }
 
-/// A search for the rule with the most similar keys.
+/// A search for the rule with the most similar keys, or the most similar domain.
 struct Search<'r> {
     rules: &'r RuleSet,
     /// The keys and values of each rule, by its id.
@@ -154,9 +166,17 @@ impl<'r> Search<'r> {
         Self { rules, entries: rules.entries_of_rules() }
     }
 
+    /// Returns the path of the most similar rule; for an unknown domain, the most similar domain.
+    fn nearest(&self, group: &UnmatchedGroup) -> Option<String> {
+        if group.is_unknown_domain {
+            return similar_name(&group.domain, self.rules.domain_names());
+        }
+        self.nearest_rule(&group.domain, &group.keys)
+    }
+
     /// Returns the path of the rule of a domain that shares the most keys with a descriptor, or else of the one with
     /// a first key that differs by one or two letters.
-    fn nearest(&self, domain: &str, keys: &[String]) -> Option<String> {
+    fn nearest_rule(&self, domain: &str, keys: &[String]) -> Option<String> {
         let first = keys.first()?;
         let mut nearest: Option<Distance> = None;
         let of_domain = self.rules.rules().iter().enumerate().filter(|(_, rule)| *rule.labels[0] == *domain);
@@ -227,7 +247,7 @@ descriptors:
         let search = Search::new(snapshot.rules());
         let nearest = |domain: &str, keys: &[&str]| {
             let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-            search.nearest(domain, &keys)
+            search.nearest_rule(domain, &keys)
         };
         assert_eq!(nearest("api", &["user", "path"]).as_deref(), Some("api.path.user"));
         assert_eq!(nearest("api", &["user", "method"]).as_deref(), Some("api.user"));
@@ -247,7 +267,8 @@ descriptors:
             total,
             first,
             latest,
-            nearest_rule: "api.user".into(),
+            nearest: "api.user".into(),
+            ..Unmatched::default()
         };
         let own = vec![group("usr", 1, 5, 10, 20), group("x", 4, 4, 1, 2)];
         let others = [group("usr", 6, 7, 5, 15), group("y", 4, 9, 1, 2)];

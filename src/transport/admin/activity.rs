@@ -108,6 +108,11 @@ fn write_event(event: Event, role: Role, instance: &str) -> api::ActivityEvent {
 
 /// Converts descriptors that no rule matches.
 pub(super) fn write_unmatched(unmatched: Unmatched) -> api::UnmatchedDescriptors {
+    let (nearest_domain, nearest_rule) = if unmatched.is_unknown_domain {
+        (unmatched.nearest, String::new())
+    } else {
+        (String::new(), unmatched.nearest)
+    };
     api::UnmatchedDescriptors {
         domain: unmatched.domain,
         keys: unmatched.keys,
@@ -115,7 +120,9 @@ pub(super) fn write_unmatched(unmatched: Unmatched) -> api::UnmatchedDescriptors
         total: unmatched.total,
         first: Some(time(Micros::new(unmatched.first))),
         latest: Some(time(Micros::new(unmatched.latest))),
-        nearest_rule: unmatched.nearest_rule,
+        nearest_rule,
+        unknown_domain: unmatched.is_unknown_domain,
+        nearest_domain,
     }
 }
 

@@ -153,6 +153,32 @@ fn descriptors_without_a_rule_are_visible_by_their_keys() {
     assert_eq!(server.log().matches(line).count(), 1);
 }
 
+/// Requests with a misspelled domain have no limit, too.
+#[test]
+fn unknown_domains_are_visible_with_the_most_similar_one() {
+    let folder = rules(&[("api.yaml", RULES)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    for domain in ["apii", "apii", "other-team"] {
+        let body = json!({ "domain": domain, "descriptors": [{ "entries": [{ "key": "user", "value": "bob" }] }] });
+        assert_eq!(agent().post(server.url("/json")).send(body.to_string().as_bytes()).unwrap().status(), 200);
+    }
+    let line = "the rules do not have this domain, so its requests have no limit";
+    let has_both = || server.log().matches(line).count() == 2;
+    wait_for("two lines in the log", || has_both().then_some(()));
+    assert!(server.log().contains("\"domain\":\"apii\",\"nearest_domain\":\"api\""), "{}", server.log());
+    let unmatched =
+        &call(server, "ListTopEntities", "{}", &[("authorization", &format!("Bearer {READ}"))]).1["unmatched"];
+    assert_eq!((&unmatched[0]["domain"], &unmatched[0]["nearestDomain"]), (&"apii".into(), &"api".into()));
+    assert_eq!((number(&unmatched[0]["total"]), &unmatched[0]["unknownDomain"]), (2, &true.into()));
+    assert_eq!((&unmatched[1]["domain"], &unmatched[1]["nearestDomain"]), (&"other-team".into(), &Value::Null));
+    let metrics = server.get("/metrics");
+    assert!(metrics.contains("\nsluicegate_domain_not_found_total 3\n"), "{metrics}");
+    assert!(!metrics.contains("apii"), "{metrics}");
+    let top = operator.ctl(&["top"]);
+    assert!(top.contains("apii        (unknown domain)  api"), "{top}");
+}
+
 /// A customer has an entity in several domains. No request names all of them.
 #[test]
 fn the_entities_of_a_customer_are_found_by_value() {
