@@ -82,8 +82,8 @@ pub(super) fn block_on<T>(client: impl Future<Output = anyhow::Result<T>>) -> an
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(client)
 }
 
-/// Returns the message of a status, with all of its causes.
-pub(super) fn message(status: &Status) -> String {
+/// Returns the message of a status, with all of its causes. `if_refused` is added if nothing listens at the address.
+pub(super) fn message(status: &Status, if_refused: &str) -> String {
     let mut message = status.message().to_owned();
     let mut source = Error::source(status);
     while let Some(cause) = source {
@@ -92,6 +92,11 @@ pub(super) fn message(status: &Status) -> String {
             message += &format!(": {cause_message}");
         }
         source = cause.source();
+    }
+    if message.contains("Connection refused") {
+        message += &format!("; {if_refused}");
+    } else if message.contains("InvalidContentType") {
+        message += "; the server does not use TLS at this address, so use http:// in place of https://";
     }
     message
 }

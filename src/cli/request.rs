@@ -37,6 +37,10 @@ Exit codes: 0 if the request is allowed, 1 if it is denied, 2 on an error.";
 const DENIED: u8 = 1;
 /// Exit code if there is no response.
 const ERROR: u8 = 2;
+/// Response header of a request with more hits than the limit can ever allow.
+const MAX_COST: &str = "RateLimit-Max-Cost";
+/// End of the message if nothing listens at the address.
+const NOT_LISTENING: &str = "nothing listens at this address; the gRPC port of a rate limit service is 8081 by default";
 /// The argument that begins another descriptor.
 const SEPARATOR: &str = "+";
 
@@ -149,7 +153,7 @@ fn requested_limit(text: &str) -> anyhow::Result<RateLimitOverride> {
 
 /// Returns the message of an error. A service of another port does not know the method.
 fn error_text(status: &Status) -> String {
-    let message = grpc::message(status);
+    let message = grpc::message(status, NOT_LISTENING);
     match status.code() {
         tonic::Code::Unimplemented => {
             "this is not the gRPC address of a rate limit service (default port 8081; 8080 is \
@@ -182,6 +186,9 @@ fn print_response(response: &RateLimitResponse, descriptors: &[String]) {
     }
     for header in &response.response_headers_to_add {
         println!("response header {}: {}", header.key, header.value);
+        if header.key.eq_ignore_ascii_case(MAX_COST) {
+            println!("never: the limit allows at most {} hits in one request", header.value);
+        }
     }
     for header in &response.request_headers_to_add {
         println!("request header {}: {}", header.key, header.value);

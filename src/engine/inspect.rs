@@ -29,8 +29,10 @@ pub struct Inspection {
     pub override_kind: Option<OverrideKind>,
     /// The state of the counter; `None` if nothing is counted.
     pub counter: Option<CounterState>,
-    /// Whether one hit would be allowed.
+    /// Whether the hits would be allowed.
     pub allowed: bool,
+    /// The hits that the limit can allow in one request, if the hits are more and so are never allowed.
+    pub max_hits: Option<u64>,
 }
 
 /// The state of a counter.
@@ -40,7 +42,7 @@ pub struct CounterState {
     pub limit: Limit,
     /// The counter's name and store.
     pub counter: CounterLocation,
-    /// The decision that one hit would receive.
+    /// The decision that the hits would receive.
     pub decision: Decision,
     /// Number of callers with a quota, and the millionths of the limit that they can use; `None` if there are none.
     pub quotas: Option<(u32, u64)>,
@@ -74,12 +76,18 @@ pub struct CounterLocation {
 }
 
 impl Engine {
-    /// Inspects a descriptor without taking hits.
+    /// Inspects a descriptor for a request with this number of hits, without taking them.
     ///
     /// # Errors
     ///
     /// Returns an error if the store fails.
-    pub async fn inspect(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Result<Inspection, StoreError> {
+    pub async fn inspect(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        hits: u32,
+        now: Micros,
+    ) -> Result<Inspection, StoreError> {
         let snapshot = self.rules.load_full();
         let request = peek_request(domain, entries);
         let descriptor = &request.descriptors[0];
@@ -97,6 +105,7 @@ impl Engine {
             },
             counter: None,
             allowed: !matches!(&matched, Match::Denied(denied) if !denied.is_shadow()),
+            max_hits: None,
         };
         let Match::Limited(applied) = &matched else {
             return Ok(inspection);
@@ -108,15 +117,18 @@ impl Engine {
         // The shared counter is read, not this instance's cache, lease or eventual counter.
         let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1) };
         let (state, at) = self.store.read(&hit, now).await?;
-        let peek = Operation { action: Action::Peek, cost: 1, now: at };
+        let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || applied.is_shadow();
+        let (quota, _) = applied.limit.policy();
+        let never_fits = !allowed && decision.retry_after.is_none() && quota > 0 && u64::from(hits) > quota;
         let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
         let key = self.counter_name(&snapshot, domain, entries, applied, &shares);
         let (shares_state, _) = self.store.read(&Hit { algorithm: &shares, key: &key, ..hit }, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
         let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
-        Ok(Inspection { counter: Some(counter_state), allowed, ..inspection })
+        let max_hits = never_fits.then_some(quota);
+        Ok(Inspection { counter: Some(counter_state), allowed, max_hits, ..inspection })
     }
 
     /// Deletes the counter of a descriptor. Returns its name and whether it existed, or `None` if nothing is counted.

@@ -402,7 +402,7 @@ fn an_inspection_describes_the_counter_and_takes_nothing() {
     let engine = engine(RULES);
     let inspect = |entries: &[(&str, &str)]| {
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        engine.inspect("api", &entries, NOW).now_or_never().unwrap().unwrap()
+        engine.inspect("api", &entries, 1, NOW).now_or_never().unwrap().unwrap()
     };
     decide(&engine, &[one("narrow", 3), one("dark", 3)]);
     let narrow = inspect(&[("narrow", "x")]);
@@ -471,6 +471,6 @@ fn descriptors_that_no_rule_matches_are_counted_with_their_keys() {
     let groups: Vec<_> = groups.iter().map(|group| (&*group.domain, &*group.keys, group.total)).collect();
     assert_eq!(groups, [("api", &["unknown".to_owned()][..], 2)]);
     // An inspection is not a request.
-    engine.inspect("api", &[Entry { key: "unknown", value: "x" }], NOW).now_or_never().unwrap().unwrap();
+    engine.inspect("api", &[Entry { key: "unknown", value: "x" }], 1, NOW).now_or_never().unwrap().unwrap();
     assert_eq!(engine.statistics.unmatched().groups()[0].total, 2);
 }

@@ -131,7 +131,7 @@ impl Admin {
         let Target::Limit { domain, entries } = target else {
             return Ok(None);
         };
-        let counter = self.inspect(domain, &pairs(entries)).await?.counter;
+        let counter = self.inspect(domain, &pairs(entries), 1).await?.counter;
         Ok(counter.map(|counter| (counter.decision.remaining, counter.limit.policy().0)))
     }
 
@@ -150,13 +150,14 @@ impl Admin {
         Ok(hits)
     }
 
-    /// Returns the rule and the overrides that apply to a descriptor, and the state of its counter.
+    /// Returns the rule and the overrides that apply to a descriptor, the state of its counter, and the decision that a
+    /// request with this number of hits would receive.
     ///
     /// # Errors
     ///
     /// Returns an error if the store cannot be reached or no rules are loaded.
-    pub async fn inspect(&self, domain: &str, entries: &[Entry<'_>]) -> Result<Inspection, AdminError> {
-        Ok(self.engine.inspect(domain, entries, self.clock.now()).await?)
+    pub async fn inspect(&self, domain: &str, entries: &[Entry<'_>], hits: u32) -> Result<Inspection, AdminError> {
+        Ok(self.engine.inspect(domain, entries, hits, self.clock.now()).await?)
     }
 
     /// Deletes the state of a descriptor's counter. Returns the counter's location and whether it had a state.
@@ -192,10 +193,10 @@ impl Admin {
         info: ChangeInfo,
     ) -> Result<Inspection, AdminError> {
         info.check()?;
-        let state = self.inspect(domain, entries).await?.counter.ok_or(AdminError::NotCounted)?;
+        let state = self.inspect(domain, entries, 1).await?.counter.ok_or(AdminError::NotCounted)?;
         self.engine.refund(domain, entries, hits, self.clock.now()).await?;
         self.record(&format!("refunded {hits} to {}", state.counter.key), info).await?;
-        self.inspect(domain, entries).await
+        self.inspect(domain, entries, 1).await
     }
 
     /// Returns how much of its limit each entity of a rule uses, for the entities with the most requested hits, most used
@@ -230,7 +231,7 @@ impl Admin {
         let Target::Limit { domain, entries } = target else {
             return Ok(None);
         };
-        let inspection = self.inspect(domain, &pairs(entries)).await?;
+        let inspection = self.inspect(domain, &pairs(entries), 1).await?;
         let counter = inspection.counter.filter(|_| inspection.rule == Some(rule.id));
         Ok(counter.map(|counter| EntityUsage {
             domain: domain.clone(),

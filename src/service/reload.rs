@@ -96,6 +96,9 @@ impl Reloader {
             Source::Directory(..) | Source::BuiltIn(_) => {
                 let (rules, warnings) = source.read_contents()?.compile(options).map_err(LoadError::Invalid)?;
                 warn(&warnings);
+                if matches!(source, Source::BuiltIn(_)) {
+                    tracing::info!("rules.dir is not set, so the built-in example rules are in force");
+                }
                 let (domains, count) = (rules.domains(), rules.rules().len());
                 tracing::info!(domains, rules = count, "rules loaded");
                 successes.add(WorkerId(0), 1);

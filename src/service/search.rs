@@ -152,7 +152,7 @@ impl Admin {
                 is_incomplete = true;
                 break;
             }
-            let inspection = self.inspect(domain, &pairs(entries)).await.ok();
+            let inspection = self.inspect(domain, &pairs(entries), 1).await.ok();
             let is_used = inspection.as_ref().is_some_and(|found| {
                 found.counter.as_ref().is_some_and(|counter| counter.decision.used > 0) || !found.overrides.is_empty()
             });

@@ -23,6 +23,7 @@ const HINTS: &[(&[&str], &str)] = &[
             "redis.database",
             "redis.servers",
             "redis.nodes",
+            "redis",
             "redisurl",
             "redishost",
             "redisaddr",
@@ -62,13 +63,18 @@ const HINTS: &[(&[&str], &str)] = &[
     (&["http.port", "http.host", "http.listen", "http.address", "http.bind", "port"], "set http.addr: 0.0.0.0:8080"),
     (&["admin.port", "admin.host", "admin.listen", "admin.address"], "set admin.addr: 127.0.0.1:8082"),
     (
-        &["rules.file", "rules.files", "rules.path", "rules.directory", "config.dir", "rulesdir"],
+        &["rules", "rule", "rules.file", "rules.files", "rules.path", "rules.directory", "config.dir", "rulesdir"],
         "set rules.dir, a directory of rule files (*.yaml)",
     ),
     (
         &["loglevel", "log.level", "logging.level", "telemetry.loglevel", "telemetry.level", "verbosity", "debug"],
         "set telemetry.log.level: debug",
     ),
+    (
+        &["domain", "descriptors"],
+        "this is a rule file, not a file of settings: start the service with --rules and its directory",
+    ),
+    (&["config", "configfile", "settings"], "start the service with --config and a file of settings"),
     (&["logformat", "log.format", "logging.format"], "set telemetry.log.format: json"),
     (
         &["metrics.addr", "metrics.port", "prometheus.addr", "telemetry.prometheus.addr", "telemetry.prometheus.port"],
@@ -84,6 +90,11 @@ const HINTS: &[(&[&str], &str)] = &[
 pub(super) fn hint(key: &str, known: &BTreeSet<String>) -> String {
     if let Some(hint) = known_mistake(key) {
         return format!("; {hint}");
+    }
+    let section = format!("{key}.");
+    let settings: Vec<&str> = known.iter().filter(|name| name.starts_with(&section)).map(String::as_str).collect();
+    if let Some(first) = settings.first() {
+        return format!("; it is a section of settings such as {first}");
     }
     match nearest(key, known) {
         Some(nearest) => format!("; did you mean {nearest:?}?"),
@@ -136,6 +147,10 @@ mod tests {
             ("grpc.port", "set grpc.addr: 0.0.0.0:8081"),
             ("rules.path", "set rules.dir"),
             ("log_level", "set telemetry.log.level: debug"),
+            ("rules", "set rules.dir"),
+            ("redis", "are parts of store: "),
+            ("descriptors", "this is a rule file, not a file of settings"),
+            ("response", "it is a section of settings such as response.dynamic_metadata"),
         ] {
             let error = error_of(setting);
             assert!(error.starts_with(&format!("unknown setting {setting:?} in the environment; ")), "{error}");

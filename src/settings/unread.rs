@@ -168,6 +168,8 @@ mod tests {
             ("sluicegate_store", "redis://:secret@a", "store is set by SLUICEGATE__STORE"),
             ("SLUICEGATE_REDIS_URL", "redis://:secret@a", "are parts of store: redis://USER:PASSWORD@HOST:6379/0"),
             ("SLUICEGATE_LOG_LEVEL", "debug", "set telemetry.log.level: debug"),
+            ("SLUICEGATE_RULES", "/rules", "set rules.dir, a directory of rule files"),
+            ("SLUICEGATE_CONFIG", "a.toml", "start the service with --config"),
             ("REDIS_URL", "redis://:secret@a", "counts in its own memory"),
             ("RUNTIME_ROOT", "/srv", "the built-in example rules apply"),
             ("SLUICEGATE__REDIS__TIMEOUT", "9ms", "redis.timeout has no effect without the address of Redis in store"),

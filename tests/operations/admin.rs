@@ -104,7 +104,7 @@ async fn inspect_explains_the_decision_about_a_descriptor() {
         "limit 2 per year; used 3, remaining 0",
         "retry after ",
         "now: a request would be denied by the rule",
-        "denied since 20",
+        "first denied at 20",
     ] {
         assert!(text.contains(expected), "{expected}: {text}");
     }
@@ -237,6 +237,15 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
         assert!(error.contains(expected), "{args:?}: {error}");
         assert_eq!(operator.ctl(&["export"]), "", "{args:?}");
     }
+    // A rule with plans has a switch for all of them, under each name that is printed.
+    for scope in [&["shop", "tenant"][..], &["shop.tenant"], &["shop", "shop.tenant"], &["shop.tenant.plan_pro"]] {
+        operator.ctl(&[&["switch", "shadow", "rule"], scope].concat());
+        let listed = operator.ctl(&["rules", "shop"]);
+        let shadowed = if scope == ["shop.tenant.plan_pro"] { 1 } else { 2 };
+        assert_eq!(listed.matches("switch shadow").count(), shadowed, "{scope:?}: {listed}");
+        operator.ctl(&[&["switch", "clear", "rule"], scope].concat());
+    }
+    assert_eq!(operator.ctl(&["top", "--rule", "tenant"]).lines().count(), 2);
     operator.ctl(&["plan", "assign", "shop", "tenant=acme", "gold", "--allow-unknown"]);
     // The tenant gets the default plan, which a metric and an inspection say.
     let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "tenant", "value": "acme"}]}]}"#;

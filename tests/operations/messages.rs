@@ -2,11 +2,12 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     process::{Command, Output},
 };
 
 use crate::support::{
-    Operator, certificates::Files, operator::OPERATE, repository, request_for, rules, server::command,
+    Operator, Server, certificates::Files, operator::OPERATE, repository, request_for, rules, server::command,
 };
 
 const RULES: &str = "domain: shop\ndescriptors:\n\
@@ -40,6 +41,88 @@ fn ctl_names_the_admin_port_if_another_port_answers() {
     let addr = operator.addr.trim_start_matches("http://");
     let (code, text, error) = run(command().args(["ctl", "--addr", addr, "--token", OPERATE, "health"]));
     assert!(code == Some(0) && text.starts_with(&operator.addr), "{error}");
+}
+
+#[test]
+fn ctl_and_request_say_what_may_be_missing_at_an_address() {
+    let (_folder, operator) = start();
+    // Nothing listens at port 1.
+    let closed = "http://127.0.0.1:1";
+    let https = |address: SocketAddr| format!("https://{address}");
+    let (grpc, admin) = (https(operator.server.grpc), operator.addr.replace("http:", "https:"));
+    for (words, expected) in [
+        (&["ctl", "--addr", closed, "--token", OPERATE, "health"][..], "only if admin.addr is set"),
+        (&["request", "--addr", closed, "shop", "user=bob"], "nothing listens at this address; the gRPC port"),
+        (&["ctl", "--addr", &admin, "--token", OPERATE, "health"], "so use http:// in place of https://"),
+        (&["request", "--addr", &grpc, "shop", "user=bob"], "so use http:// in place of https://"),
+    ] {
+        let (_, _, error) = run(command().args(words));
+        assert!(error.contains(expected), "{words:?}: {error}");
+    }
+}
+
+/// A variable can be set in the profile of a shell.
+#[test]
+fn a_token_of_the_command_line_takes_precedence_over_variables() {
+    let (_folder, operator) = start();
+    let files = Files::new();
+    let (token, other) = (files.write("token", OPERATE), files.write("other", "another-token"));
+    let missing = format!("{other}.missing");
+    let empty = files.write("empty", "\n");
+    let none: &[(&str, &str)] = &[];
+    for (arguments, variables, expected) in [
+        (&["--token", OPERATE][..], &[("SLUICEGATE_TOKEN_FILE", other.as_str())][..], Ok(())),
+        (&["--token-file", &token], &[("SLUICEGATE_TOKEN", "another-token")], Ok(())),
+        (&[], &[("SLUICEGATE_TOKEN", OPERATE), ("SLUICEGATE_TOKEN_FILE", "")], Ok(())),
+        (&[], &[("SLUICEGATE_TOKEN_FILE", &token)], Ok(())),
+        (&[], &[("SLUICEGATE_TOKEN_FILE", &missing)], Err("cannot read")),
+        (&["--token-file", &empty], none, Err("the token file")),
+        (&["--token-file", &token, "--token", OPERATE], none, Err("cannot be used with")),
+    ] {
+        let ctl = ["ctl", "--addr", &operator.addr, "rules"];
+        let (code, _, error) = run(command().args(ctl).args(arguments).envs(variables.iter().copied()));
+        match expected {
+            Ok(()) => assert_eq!(code, Some(0), "{arguments:?} {variables:?}: {error}"),
+            Err(expected) => assert!(code != Some(0) && error.contains(expected), "{arguments:?}: {error}"),
+        }
+    }
+}
+
+#[test]
+fn removing_what_is_not_set_is_an_error() {
+    let (_folder, operator) = start();
+    for words in [&["limit", "unset", "shop", "user=bob"][..], &["switch", "clear", "rule", "shop", "per_user"]] {
+        let error = operator.try_ctl(words).unwrap_err();
+        assert!(error.contains("nothing was removed"), "{words:?}: {error}");
+    }
+    let here = ["switch", "clear", "everything", "--here"];
+    assert!(operator.ctl(&here).contains("this instance had no such switch of its own"));
+    operator.ctl(&["switch", "shadow", "everything", "--here"]);
+    assert!(operator.ctl(&here).ends_with("in force on this instance until it restarts\n"));
+}
+
+#[test]
+fn an_end_is_printed_alike_by_all_commands() {
+    let (_folder, operator) = start();
+    let set = operator.ctl(&["limit", "set", "shop", "user=bob", "5/day", "--for", "1h"]);
+    let end = set.split(" until ").nth(1).unwrap().split('\n').next().unwrap();
+    assert!(operator.ctl(&["limit", "list"]).contains(end), "{set}");
+    assert!(operator.ctl(&["inspect", "shop", "user=bob"]).contains(end), "{set}");
+}
+
+#[test]
+fn a_cost_that_never_fits_is_named() {
+    let (folder, operator) = start();
+    let text = operator.ctl(&["inspect", "shop", "user=bob", "--hits", "2"]);
+    assert!(text.contains("a request would be allowed") && !text.contains("never"), "{text}");
+    let text = operator.ctl(&["inspect", "shop", "user=bob", "--hits", "3"]);
+    assert!(text.contains("denied by the rule\nnever: the limit allows at most 2 hits in one request\n"), "{text}");
+    let server = Server::builder().rules(folder.path()).set("response.headers", "true").start();
+    let address = server.grpc.to_string();
+    let request =
+        |hits: &str| run(command().args(["request", "--addr", &address, "shop", "user=bob", "--hits", hits])).1;
+    assert!(request("3").contains("never: the limit allows at most 2 hits in one request"));
+    assert!(!request("2").contains("never"));
 }
 
 #[test]
@@ -163,6 +246,8 @@ fn filters_with_unknown_names_are_errors() {
     for (words, expected) in [
         (&["rules", "shopp"][..], "there is no domain \"shopp\" with rules; did you mean \"shop\"?"),
         (&["top", "--domain", "shopp"], "there is no domain \"shopp\" with rules; did you mean \"shop\"?"),
+        (&["top", "--last", "2d"], "entities are kept for one hour"),
+        (&["limit", "set", "shop", "user=*", "5/day"], "a star is no wildcard in an override"),
         (&["top", "--rule", "peruser"], "no domain has a rule \"peruser\"; did you mean \"per_user\"?"),
         (&["top", "--domain", "shop", "--rule", "usr"], "domain \"shop\" has no rule \"usr\"; did you mean \"user\"?"),
         (&["switch", "off", "rule", "shop.usr"], "no rule has the path \"shop.usr\""),

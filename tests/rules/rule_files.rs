@@ -255,7 +255,7 @@ fn a_shared_capacity_has_its_own_keywords() {
             &format!("{full}, shares: {{a: {{max: 11}}}}"),
             "2:71: the maximum of a class must be at least 1, at least its minimum",
         ),
-        (&format!("{full}, shares: {{a: {{most: 1}}}}"), "2:76: unknown key \"most\"; keys allowed here: min, max"),
+        (&format!("{full}, shares: {{a: {{most: 1}}}}"), "2:76: unknown key \"most\"; did you mean max?"),
         (&format!("{full}, shares: [a]"), "2:71: shares must be a map, not a list"),
         (&format!("{full}, reserve: {{a: 101%}}"), "2:76: a reserve must be a whole percentage from 0% to 100%"),
         (

@@ -234,6 +234,9 @@ pub struct AuditEntry {
 pub struct InspectRequest {
     #[prost(message, optional, tag = "1")]
     pub descriptor: ::core::option::Option<Descriptor>,
+    /// Number of hits of the request that is asked about; 0 means 1.
+    #[prost(uint32, tag = "2")]
+    pub hits: u32,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct InspectResponse {
@@ -249,7 +252,7 @@ pub struct InspectResponse {
     /// Absent if no counter is used.
     #[prost(message, optional, tag = "4")]
     pub counter: ::core::option::Option<Counter>,
-    /// Whether a request would be allowed now.
+    /// Whether a request with these hits would be allowed now.
     #[prost(bool, tag = "5")]
     pub allowed: bool,
     /// The source of the decision: `rule`, `limit`, or the mode of a switch.
@@ -258,6 +261,9 @@ pub struct InspectResponse {
     /// Since when this instance has been denying the descriptor, if it did during the last minutes.
     #[prost(message, optional, tag = "7")]
     pub denied_since: ::core::option::Option<::prost_types::Timestamp>,
+    /// The hits that the limit can allow in one request, if it never allows as many as these. Absent otherwise.
+    #[prost(uint64, optional, tag = "8")]
+    pub max_hits: ::core::option::Option<u64>,
 }
 /// The state of a counter.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -280,7 +286,7 @@ pub struct Counter {
     /// Microseconds until the full limit is available again.
     #[prost(uint64, tag = "6")]
     pub reset_us: u64,
-    /// Microseconds until one hit is allowed. Absent if one is allowed now, or never will be.
+    /// Microseconds until the hits are allowed. Absent if they are allowed now, or never will be.
     #[prost(uint64, optional, tag = "7")]
     pub retry_after_us: ::core::option::Option<u64>,
     /// The name of the algorithm, such as `sliding_window`.
@@ -408,6 +414,9 @@ pub struct Rule {
     /// The rule's path, as /rlconfig prints it: the domain and its levels, separated by dots.
     #[prost(string, tag = "10")]
     pub path: ::prost::alloc::string::String,
+    /// The path without the level of the plan, which the rules of all plans share; empty for a rule without plans.
+    #[prost(string, tag = "11")]
+    pub path_without_plan: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListTopEntitiesRequest {

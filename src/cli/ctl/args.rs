@@ -75,9 +75,15 @@ pub(super) enum Command {
     Switch(Switch),
     /// Show the rule, the overrides and the counter of a descriptor
     #[command(
-        after_help = "Examples:\n  sluicegate ctl inspect shop user=bob\n  sluicegate ctl inspect 'shop|user=bob'"
+        after_help = "Examples:\n  sluicegate ctl inspect shop user=bob --hits 500\n  sluicegate ctl inspect 'shop|user=bob'"
     )]
-    Inspect(Descriptor),
+    Inspect {
+        #[command(flatten)]
+        descriptor: Descriptor,
+        /// Number of hits of the request that is asked about
+        #[arg(long, default_value_t = 1)]
+        hits: u32,
+    },
     /// Reset the counter of a descriptor
     #[command(after_help = "Example:\n  sluicegate ctl reset shop user=bob --reason 'ticket 4711'")]
     Reset {
@@ -378,7 +384,7 @@ pub(super) struct Top {
     #[arg(long)]
     pub(super) requested: bool,
     /// Count the last DURATION, up to 1h [default: 5m]
-    #[arg(long, value_name = "DURATION", value_parser = humantime::parse_duration)]
+    #[arg(long, value_name = "DURATION", value_parser = parse::period)]
     pub(super) last: Option<Duration>,
     /// List only entities of this domain
     #[arg(long, default_value = "", hide_default_value = true)]

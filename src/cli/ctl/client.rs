@@ -1,6 +1,10 @@
 //! [`Client`]: calls the admin API of one or more instances.
 
-use std::{collections::BTreeMap, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -30,18 +34,11 @@ pub(super) struct Connection {
         help_heading = "Connection"
     )]
     addr: Vec<String>,
-    /// File that contains the token
-    #[arg(long, global = true, env = "SLUICEGATE_TOKEN_FILE", value_name = "FILE", help_heading = "Connection")]
+    /// File that contains the token [env: SLUICEGATE_TOKEN_FILE]
+    #[arg(long, global = true, value_name = "FILE", help_heading = "Connection")]
     token_file: Option<PathBuf>,
-    /// Token; a file is safer, because other users of the host can read command lines
-    #[arg(
-        long,
-        global = true,
-        env = "SLUICEGATE_TOKEN",
-        hide_env_values = true,
-        conflicts_with = "token_file",
-        help_heading = "Connection"
-    )]
+    /// Token; a file is safer, because other users of the host can read command lines [env: SLUICEGATE_TOKEN]
+    #[arg(long, global = true, conflicts_with = "token_file", help_heading = "Connection")]
     token: Option<String>,
     #[command(flatten)]
     tls: Tls,
@@ -66,6 +63,9 @@ impl Interceptor for Token {
 pub(super) struct Client {
     instances: Vec<(String, Service)>,
 }
+
+/// End of the message if nothing listens at the admin address.
+const NOT_LISTENING: &str = "nothing listens at this address; the service has an admin API only if admin.addr is set";
 
 /// A result per instance, with its address.
 pub(super) type PerInstance<T> = Vec<(String, anyhow::Result<T>)>;
@@ -97,14 +97,14 @@ impl Client {
     pub(super) async fn put_on_each_instance(
         &mut self,
         request: api::PutOverridesRequest,
-        on_success: impl Fn(&str),
+        on_success: impl Fn(&str, &api::PutOverridesResponse),
     ) -> anyhow::Result<()> {
         let mut failed = 0;
         for (addr, service) in &mut self.instances {
             match response_or_error(addr, service.put_overrides(request.clone()).await) {
                 Ok(response) => {
                     print_warnings(&response.warnings);
-                    on_success(addr);
+                    on_success(addr, &response);
                 }
                 Err(error) => {
                     failed += 1;
@@ -298,17 +298,44 @@ pub(super) fn is_retryable(error: &anyhow::Error) -> bool {
     error.downcast_ref::<CallError>().is_some_and(|call_error| call_error.code == Code::Unavailable)
 }
 
+/// A token as it was read.
+struct TokenText {
+    text: String,
+    /// Where it was read, for messages.
+    source: String,
+}
+
+impl TokenText {
+    fn of_file(path: &Path) -> anyhow::Result<Self> {
+        let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        Ok(Self { text, source: format!("the token file {}", path.display()) })
+    }
+}
+
+/// Returns the token of the command line, or else of the environment.
+fn token_text(connection: &Connection) -> anyhow::Result<Option<TokenText>> {
+    if let Some(path) = &connection.token_file {
+        return TokenText::of_file(path).map(Some);
+    }
+    if let Some(token) = &connection.token {
+        return Ok(Some(TokenText { text: token.clone(), source: "the token".to_owned() }));
+    }
+    if let Some(path) = env::var_os("SLUICEGATE_TOKEN_FILE").filter(|path| !path.is_empty()) {
+        return TokenText::of_file(Path::new(&path)).map(Some);
+    }
+    let token = env::var("SLUICEGATE_TOKEN").ok().filter(|token| !token.is_empty());
+    Ok(token.map(|text| TokenText { text, source: "the token in SLUICEGATE_TOKEN".to_owned() }))
+}
+
 /// Returns the value of the header with the token.
 fn read_token(connection: &Connection) -> anyhow::Result<Option<MetadataValue<Ascii>>> {
-    let (text, source) = match (&connection.token_file, &connection.token) {
-        (Some(path), _) => {
-            let text = fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-            (text, format!("the token file {}", path.display()))
-        }
-        (None, Some(token)) => (token.clone(), "the token".to_owned()),
-        (None, None) => return Ok(None),
+    let Some(TokenText { text, source }) = token_text(connection)? else {
+        return Ok(None);
     };
     let token = text.trim();
+    if token.is_empty() {
+        bail!("{source} is empty");
+    }
     if token.contains(char::is_whitespace) {
         bail!("{source} must contain the token alone, not `operate TOKEN NAME` as in the service's admin.token_file");
     }
@@ -323,7 +350,7 @@ fn response_or_error<T>(addr: &str, response: Result<Response<T>, Status>) -> an
             Code::Unimplemented => "this is not the admin address (default port 8082; 8080 is HTTP, 8081 is gRPC), or \
                                     the service is too old for this command"
                 .to_owned(),
-            _ => grpc::message(&status),
+            _ => grpc::message(&status, NOT_LISTENING),
         };
         CallError { code: status.code(), message: format!("{addr}: {message} ({:?})", status.code()) }.into()
     })

@@ -39,9 +39,9 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
         Command::Limit(limit) => execute_limit(limit, client, output).await,
         Command::Plan(plan) => execute_plan(plan, client, output).await,
         Command::Switch(switch) => execute_switch(switch, client, output).await,
-        Command::Inspect(descriptor) => {
+        Command::Inspect { descriptor, hits } => {
             let descriptor = Some(descriptor.to_message()?);
-            output.inspection(&client.inspect(api::InspectRequest { descriptor }).await?)
+            output.inspection(&client.inspect(api::InspectRequest { descriptor, hits }).await?)
         }
         Command::Reset { descriptor, reason: Reason { reason } } => {
             let descriptor = Some(descriptor.to_message()?);
@@ -168,7 +168,7 @@ async fn put_switch(
 ) -> anyhow::Result<()> {
     if here {
         let request = api::PutOverridesRequest { this_instance: true, ..request };
-        return client.put_on_each_instance(request, |addr| output.put_on_instance(addr)).await;
+        return client.put_on_each_instance(request, |addr, changed| output.put_on_instance(addr, changed)).await;
     }
     output.changed(&client.put(request).await?)
 }

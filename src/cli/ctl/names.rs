@@ -42,18 +42,27 @@ fn check_names(domain: &str, rule: &str, rules: &[api::Rule]) -> anyhow::Result<
 /// Returns the names with which a rule is printed: of its limit, its path with and without the domain, and after the
 /// domain as in a switch.
 fn spellings(rule: &api::Rule) -> Vec<String> {
-    let levels = levels_of(rule);
-    let mut all = vec![rule.name.clone(), levels.to_owned(), rule.path.clone()];
-    for name in [rule.name.as_str(), levels] {
+    let mut all = vec![rule.name.clone()];
+    for path in [&rule.path, &rule.path_without_plan] {
+        all.push(levels_of(rule, path).to_owned());
+        all.push(path.clone());
+    }
+    for name in [rule.name.as_str(), levels_of(rule, &rule.path)] {
         all.push(format!("{}|{}", escaped(&rule.domain), escaped(name)));
     }
+    all.retain(|name| !name.is_empty());
     all.dedup();
     all
 }
 
-/// Returns the path without the domain.
-fn levels_of(rule: &api::Rule) -> &str {
-    rule.path.strip_prefix(&rule.domain).and_then(|path| path.strip_prefix('.')).unwrap_or(&rule.path)
+/// Returns whether a text is the path of a rule, with or without its plan.
+fn is_path_of(text: &str, rule: &api::Rule) -> bool {
+    text == rule.path || text == rule.path_without_plan
+}
+
+/// Returns a path of a rule without the domain.
+fn levels_of<'r>(rule: &api::Rule, path: &'r str) -> &'r str {
+    path.strip_prefix(&rule.domain).and_then(|path| path.strip_prefix('.')).unwrap_or(path)
 }
 
 /// Returns the scope of a switch: `everything`, `domain NAME`, `algorithm NAME`, `rule DOMAIN NAME`, a rule by its path
@@ -73,8 +82,8 @@ pub(super) async fn scope(words: &[String], client: &mut Client) -> anyhow::Resu
             for (dot, _) in path.match_indices('.').filter(|(dot, _)| *dot > 0) {
                 let domain = path[..dot].to_owned();
                 let rules = client.rules(api::ListRulesRequest { domain }).await?.rules;
-                if let Some(found) = rules.iter().find(|found| found.path == *path) {
-                    return Ok(rule_scope(&found.domain, levels_of(found)));
+                if let Some(found) = rules.iter().find(|found| is_path_of(path, found)) {
+                    return Ok(rule_scope(&found.domain, &path[dot + 1..]));
                 }
             }
             bail!("no rule has the path {path:?}, as `/rlconfig` prints paths; use rule DOMAIN NAME or rule PATH")
@@ -84,8 +93,8 @@ pub(super) async fn scope(words: &[String], client: &mut Client) -> anyhow::Resu
                 return parse::scope(words);
             };
             let rules = client.rules(api::ListRulesRequest { domain: domain.clone() }).await?.rules;
-            let is_name = rules.iter().any(|rule| rule.name == *name || levels_of(rule) == name);
-            let is_path = rules.iter().any(|rule| rule.path == *name);
+            let is_name = rules.iter().any(|rule| rule.name == *name || levels_of(rule, &rule.path) == name);
+            let is_path = rules.iter().any(|rule| is_path_of(name, rule));
             if is_path && !is_name { Ok(rule_scope(domain, levels)) } else { parse::scope(words) }
         }
         _ => parse::scope(words),
@@ -131,6 +140,16 @@ mod tests {
         ] {
             assert_eq!(check(domain, name), Err(expected.to_owned()));
         }
+    }
+
+    #[test]
+    fn a_filter_accepts_a_rule_with_plans_without_a_plan() {
+        let path_without_plan = "shop.user".to_owned();
+        let rules = [api::Rule { path_without_plan, ..rule("shop", "", "shop.user.plan_pro") }, rule("a", "", "a.b.c")];
+        for name in ["user", "shop.user", "user.plan_pro", "shop.user.plan_pro"] {
+            assert!(check_names("", name, &rules).is_ok(), "{name}");
+        }
+        assert!(check_names("", "a.b", &rules).is_err());
     }
 
     #[test]

@@ -11,6 +11,9 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 use super::{super::entries::Entity, bulk};
 use crate::timestamp;
 
+/// Time for which instances keep the entities with the most requests.
+const MAX_PERIOD: Duration = Duration::from_secs(3_600);
+
 /// Expiry of an override.
 #[derive(Debug, Args)]
 pub(super) struct Expiry {
@@ -30,7 +33,10 @@ impl Expiry {
                 let duration: Duration = humantime::parse_duration(duration)
                     .with_context(|| format!("{duration:?} is not a duration such as 2h"))?;
                 let expiry = SystemTime::now().checked_add(duration).context("the duration is too long")?;
-                Ok(Some(expiry.into()))
+                let expiry = Timestamp::from(expiry);
+                // An override ends at a full second. Rounded here, all commands print the same time.
+                let rounds_up = expiry.nanos > 0 && !duration.is_zero();
+                Ok(Some(Timestamp { seconds: expiry.seconds + i64::from(rounds_up), nanos: 0 }))
             }
             (None, Some(until)) => time(until).map(Some),
             (None, None) => Ok(None),
@@ -45,6 +51,15 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
         None => text.parse().ok(),
     };
     share.filter(|share| *share > 0.0 && *share <= 1.0).ok_or_else(|| format!("{text:?} is not a share such as 10%"))
+}
+
+/// Parses the time that a ranking covers.
+pub(super) fn period(text: &str) -> Result<Duration, String> {
+    let period = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if period.is_zero() || period > MAX_PERIOD {
+        return Err("the time must be at least a second, and entities are kept for one hour".to_owned());
+    }
+    Ok(period)
 }
 
 /// Parses a date and time.

@@ -2,6 +2,7 @@
 
 use std::{io::IsTerminal, time::SystemTime};
 
+use anyhow::bail;
 use prost::Message;
 use prost_types::Timestamp;
 use sluicegate_proto::sluicegate::admin::v1 as api;
@@ -27,6 +28,12 @@ pub(super) fn print_warnings(warnings: &[String]) {
     }
 }
 
+/// Returns whether a change only removed overrides that did not exist.
+fn changes_nothing(changed: &api::PutOverridesResponse) -> bool {
+    let is_nothing = |change: &api::OverrideChange| change.before.is_none() && change.after.is_none();
+    !changed.changes.is_empty() && changed.changes.iter().all(is_nothing)
+}
+
 impl Output {
     pub(super) fn changed(self, changed: &api::PutOverridesResponse) -> anyhow::Result<()> {
         print_warnings(&changed.warnings);
@@ -39,14 +46,22 @@ impl Output {
                 println!("  {} hits refunded", change.refunded_hits);
             }
         }
+        if changes_nothing(changed) {
+            bail!("nothing was removed");
+        }
         println!("version {}, in force on all instances within 1 s", changed.version);
         Ok(())
     }
 
-    pub(super) fn put_on_instance(self, addr: &str) {
-        if !self.json {
-            println!("{addr}: in force on this instance until it restarts");
+    pub(super) fn put_on_instance(self, addr: &str, changed: &api::PutOverridesResponse) {
+        if self.json {
+            return;
         }
+        if changes_nothing(changed) {
+            println!("{addr}: nothing was removed, because this instance had no such switch of its own");
+            return;
+        }
+        println!("{addr}: in force on this instance until it restarts");
     }
 
     pub(super) fn overrides(self, overrides: &[api::Override]) -> anyhow::Result<()> {
@@ -107,8 +122,11 @@ impl Output {
         };
         let decision = if response.allowed { "allowed" } else { "denied" };
         println!("now: a request would be {decision} by {decided_by}");
+        if let Some(max_hits) = response.max_hits {
+            println!("never: the limit allows at most {max_hits} hits in one request");
+        }
         if let Some(since) = response.denied_since {
-            println!("denied since {} on this instance", format_time(since));
+            println!("first denied at {} on this instance, in the last hour", format_time(since));
         }
         Ok(())
     }
@@ -153,7 +171,7 @@ impl Output {
             return print_json("ListTopEntitiesResponse", response);
         }
         let (requests, hits) = (response.total_requests, response.total_hits);
-        println!("{requests} requests with {hits} hits in {} s", response.period_seconds);
+        println!("{requests} requests with {hits} hits in {} s, over all rules", response.period_seconds);
         let mut rows = Vec::new();
         for top in &response.entities {
             let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();

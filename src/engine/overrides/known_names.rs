@@ -80,8 +80,11 @@ impl<'r> KnownNames<'r> {
     /// Returns the first name in an override that the rules do not have, or `None` if they have all of them.
     pub fn unknown_name(&mut self, target: &Target, value: &str) -> Option<UnknownName> {
         match target {
-            Target::Limit { domain, entries } => self.unknown_key(domain, entries),
-            Target::Plan { domain, key, .. } => self.unknown_plan(domain, key, value),
+            Target::Limit { domain, entries } => self.unknown_key(domain, entries).or_else(|| wildcard_in(entries)),
+            Target::Plan { domain, key, value: entity } => {
+                let entry = [(key.clone(), entity.clone())];
+                self.unknown_plan(domain, key, value).or_else(|| wildcard_in(&entry))
+            }
             Target::Switch(Scope::Rule { domain, rule }) => self.unknown_rule(domain, rule),
             Target::Switch(Scope::Domain(domain)) => self.unknown_domain(domain),
             Target::Switch(Scope::Algorithm(name)) => self.unknown_algorithm(name),
@@ -194,6 +197,7 @@ impl DomainNames {
                 continue;
             }
             names.rules.insert(rule.labels[1..].join("."));
+            names.rules.extend(rule.labels_without_plan().map(|labels| labels[1..].join(".")));
             names.rules.extend(rule.name.as_deref().map(str::to_owned));
             let keys: Vec<Arc<str>> = entries.into_iter().map(|(key, _)| key).collect();
             if let Some(plan) = &rule.plan {
@@ -205,6 +209,14 @@ impl DomainNames {
         }
         names
     }
+}
+
+/// Returns an error if a value ends with a star, which looks like a wildcard but is compared as text.
+fn wildcard_in(entries: &[(String, String)]) -> Option<UnknownName> {
+    let (key, value) = entries.iter().find(|(_, value)| value.ends_with('*'))?;
+    let entry = format!("{key}={value}");
+    let problem = format!("{entry:?} is one entity, because a star is no wildcard in an override");
+    Some(UnknownName { problem, nearest: None })
 }
 
 /// Returns the known name that is most similar to an unknown one, or `None` if none is similar.
@@ -262,6 +274,8 @@ descriptors:
             ("switch|rule|shop|per_user", "off"),
             ("switch|rule|shop|user", "off"),
             ("switch|rule|shop|user.path_/a", "off"),
+            ("switch|rule|shop|tenant", "off"),
+            ("switch|rule|shop|tenant.plan_pro", "off"),
             ("switch|domain|shop", "off"),
             ("switch|kind|gcra", "off"),
             ("switch|kind|shedding", "off"),
@@ -305,6 +319,8 @@ descriptors:
                 "domain \"shop\" has no rule with plans and the key \"user\"; the nearest is \"tenant\"",
             ),
             ("switch|rule|shop|peruser", "off", "domain \"shop\" has no rule \"peruser\"; did you mean \"per_user\"?"),
+            ("limit|shop|user=a*", "5/day", "\"user=a*\" is one entity, because a star is no wildcard in an override"),
+            ("plan|shop|tenant=*", "pro", "\"tenant=*\" is one entity, because a star is no wildcard in an override"),
             ("switch|kind|gcrs", "off", "there is no algorithm \"gcrs\"; did you mean \"gcra\"?"),
         ] {
             assert_eq!(problem(target, value).as_deref(), Some(expected), "{target}");

@@ -174,6 +174,7 @@ pub(super) fn scopes(domain: &str, rule: Option<&Rule>) -> Vec<Scope> {
     let algorithm = rule.limit.as_ref().map(|limit| Scope::Algorithm(limit.algorithm().name().to_owned()));
     let shedding = (rule.sheds || !rule.classes.is_empty()).then(|| Scope::Algorithm(SHEDDING.to_owned()));
     let path = named(rule.labels[1..].join("."));
-    let rule_scopes = name.into_iter().chain([path]).chain(algorithm).chain(shedding);
+    let all_plans = rule.labels_without_plan().map(|labels| named(labels[1..].join(".")));
+    let rule_scopes = name.into_iter().chain([path]).chain(all_plans).chain(algorithm).chain(shedding);
     rule_scopes.chain([Scope::Domain(domain.to_owned()), Scope::Everything]).collect()
 }

@@ -475,8 +475,15 @@ impl Rule {
     pub fn policy(&self) -> &Arc<str> {
         self.policy.get_or_init(|| match &self.name {
             Some(name) => Arc::clone(name),
-            None => self.labels[1..self.labels.len() - usize::from(self.plan.is_some())].join(".").into(),
+            None => self.labels_without_plan().unwrap_or(&self.labels)[1..].join(".").into(),
         })
+    }
+
+    /// Returns the domain and the labels of the levels that the rules of all plans share, or `None` without plans.
+    #[must_use]
+    pub fn labels_without_plan(&self) -> Option<&[Arc<str>]> {
+        self.plan.as_ref()?;
+        self.labels.split_last().map(|(_, labels)| labels)
     }
 
     /// Returns the domain and the labels of the levels, separated by dots, as `/rlconfig` prints them.

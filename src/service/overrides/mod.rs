@@ -152,10 +152,10 @@ pub enum ChangeError {
     Journal(#[from] JournalError),
 }
 
-/// A change that the store has accepted.
+/// A change that was accepted.
 #[derive(Clone, Debug)]
 pub struct AppliedChange {
-    /// The version of the change.
+    /// The version of the change; 0 if it applies to this instance only.
     pub version: u64,
     /// The author, time and reason.
     pub info: ChangeInfo,
@@ -367,7 +367,7 @@ impl OverrideSync {
         value: Option<&str>,
         until: Option<Micros>,
         info: ChangeInfo,
-    ) -> Result<(), ChangeError> {
+    ) -> Result<AppliedChange, ChangeError> {
         let at = self.clock.now();
         let request = ChangeRequest {
             target: Target::Switch(scope.clone()),
@@ -377,14 +377,16 @@ impl OverrideSync {
         };
         self.check(std::slice::from_ref(&request), &info)?;
         let mut state = self.state.lock().await;
-        match value {
-            Some(value) => state.overrides.set_switch(&new_override(&request, value, &info, at), Origin::Instance),
+        let before = state.overrides.switches(Origin::Instance).find(|switch| switch.target == request.target).cloned();
+        let after = value.map(|value| new_override(&request, value, &info, at));
+        match &after {
+            Some(switch) => state.overrides.set_switch(switch, Origin::Instance),
             None => drop(state.overrides.clear_switch(scope, Origin::Instance)),
         }
-        let ChangeInfo { author, reason, .. } = info;
+        let ChangeInfo { author, reason, .. } = &info;
         tracing::info!(target: "sluicegate::audit", author, reason, override_target = %self.logged(&request.target.to_string()), after = value, "override of this instance changed");
         self.publish(&state);
-        Ok(())
+        Ok(AppliedChange { version: 0, info, changes: vec![(request.target, before, after)] })
     }
 
     /// Returns the override that a change would set now, without setting it; `None` if it removes an override.

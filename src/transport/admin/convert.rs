@@ -171,6 +171,7 @@ pub(super) fn rule(rule: &rules::Rule, snapshot: Option<&Snapshot>) -> api::Rule
         algorithm: algorithm.to_owned(),
         consistency: rule.consistency.name().to_owned(),
         path: rule.path(),
+        path_without_plan: rule.labels_without_plan().map(|labels| labels.join(".")).unwrap_or_default(),
     }
 }
 

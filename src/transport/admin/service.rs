@@ -142,7 +142,7 @@ impl AdminService for Service {
         let applied = self.admin.put(&requests, info, request.additive).await;
         let (applied, refunded) = applied.map_err(|error| reject(&error))?;
         let version = applied.version;
-        let changes = override_changes(applied).into_iter().zip(refunded);
+        let changes = override_changes(applied, Origin::Store).into_iter().zip(refunded);
         let changes = changes.map(|(change, refunded_hits)| api::OverrideChange { refunded_hits, ..change }).collect();
         Ok(Response::new(api::PutOverridesResponse { version, changes, warnings }))
     }
@@ -200,14 +200,16 @@ impl AdminService for Service {
             author: applied.info.author.clone(),
             reason: applied.info.reason.clone(),
             at: Some(time(crate::engine::Micros::new(applied.info.at))),
-            changes: override_changes(applied),
+            changes: override_changes(applied, Origin::Store),
         };
         Ok(Response::new(api::ListAuditLogResponse { entries: changes.into_iter().map(audit_entry).collect() }))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> MethodResult<api::InspectResponse> {
-        let (domain, pairs) = read_descriptor(request.into_inner().descriptor)?;
-        let inspection = self.admin.inspect(&domain, &entries(&pairs)).await.map_err(|error| reject(&error))?;
+        let api::InspectRequest { descriptor, hits } = request.into_inner();
+        let (domain, pairs) = read_descriptor(descriptor)?;
+        let inspection = self.admin.inspect(&domain, &entries(&pairs), hits.max(1)).await;
+        let inspection = inspection.map_err(|error| reject(&error))?;
         let snapshot = self.admin.reloader.rules().load_full();
         let matched = inspection.rule.and_then(|id| snapshot.rules().rules().get(id));
         let mut names = KnownNames::new(snapshot.rules());
@@ -226,6 +228,7 @@ impl AdminService for Service {
             allowed: inspection.allowed,
             decided_by: inspection.override_kind.map_or("rule", OverrideKind::name).to_owned(),
             denied_since: denied.top.first().map(|ranked| time(ranked.since)),
+            max_hits: inspection.max_hits,
         }))
     }
 
@@ -568,16 +571,11 @@ impl Service {
             let Target::Switch(scope) = &request.target else {
                 return Err(Status::invalid_argument("this_instance is only available for switches"));
             };
-            let result = self
-                .admin
-                .overrides
-                .switch_this_instance(scope, request.value.as_deref(), request.until, info.clone())
-                .await;
-            result.map_err(|error| reject(&AdminError::Change(error)))?;
-            changes.push(api::OverrideChange {
-                target: Some(write_target(&request.target)),
-                ..api::OverrideChange::default()
-            });
+            let overrides = &self.admin.overrides;
+            let value = request.value.as_deref();
+            let result = overrides.switch_this_instance(scope, value, request.until, info.clone()).await;
+            let applied = result.map_err(|error| reject(&AdminError::Change(error)))?;
+            changes.extend(override_changes(applied, Origin::Instance));
         }
         Ok(Response::new(api::PutOverridesResponse { version: 0, changes, warnings }))
     }
@@ -594,8 +592,8 @@ fn reject_unknown_names(warnings: &[String]) -> Status {
     Status::failed_precondition(message)
 }
 
-fn override_changes(applied: AppliedChange) -> Vec<api::OverrideChange> {
-    let write = |entry: Option<Override>| entry.map(|entry| write_override(&entry, Origin::Store));
+fn override_changes(applied: AppliedChange, origin: Origin) -> Vec<api::OverrideChange> {
+    let write = |entry: Option<Override>| entry.map(|entry| write_override(&entry, origin));
     let change = |(target, before, after)| api::OverrideChange {
         target: Some(write_target(&target)),
         before: write(before),
