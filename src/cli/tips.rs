@@ -8,7 +8,7 @@ use clap::{
 };
 
 /// Other words for commands. The commands that the group of the unknown one contains are suggested.
-const SYNONYMS: [(&str, &[&str]); 12] = [
+const SYNONYMS: &[(&str, &[&str])] = &[
     ("disable", &["off"]),
     ("enable", &["enforce", "clear"]),
     ("on", &["enforce", "clear"]),
@@ -20,6 +20,8 @@ const SYNONYMS: [(&str, &[&str]); 12] = [
     ("show", &["list", "inspect"]),
     ("validate", &["check"]),
     ("test", &["request"]),
+    ("start", &["serve"]),
+    ("run", &["serve"]),
     ("status", &["health"]),
 ];
 

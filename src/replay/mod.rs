@@ -184,6 +184,15 @@ impl Replay {
         Self { rules, baseline, by_rule, requests, denied, unknown, skipped, series }
     }
 
+    /// Returns whether a rule matched a descriptor.
+    #[must_use]
+    pub fn has_matched_rule(&self) -> bool {
+        let Some((_without_rule, of_rules)) = self.by_rule.split_last() else {
+            return false;
+        };
+        of_rules.iter().any(|rule_hits| rule_hits.descriptors > 0)
+    }
+
     /// Replays requests, which must be in chronological order over all calls.
     pub fn process(&mut self, requests: &[RecordedRequest<'_>]) {
         let (rules, baseline) = (&self.rules, &self.baseline);

@@ -228,7 +228,17 @@ impl Compiler {
                         self.add_modifier_levels(vec![id], &rate_limit.modifiers, descriptor.location, diagnostics);
                     self.set.add_rule(&levels, rule);
                 }
-                Some((name, location)) => self.add_plan_rules(id, &limited, name, *location, diagnostics),
+                Some((name, location)) => {
+                    if descriptor.key == parent.plans.key {
+                        let message = format!(
+                            "the plan is an entry of its own after the key {:?}, so each request gets the default plan; \
+                             write by_plan at the level above",
+                            descriptor.key
+                        );
+                        diagnostics.warning(descriptor.location, message);
+                    }
+                    self.add_plan_rules(id, &limited, name, *location, diagnostics);
+                }
             }
         }
         let child = Parent { node: id, labels, dynamic, entities: Arc::clone(&parent.entities), ..*parent };

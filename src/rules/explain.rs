@@ -25,6 +25,10 @@ impl RuleSet {
             }
         }
         let (mut lines, mut path) = (vec![domain_text], Path::new());
+        if entries.is_empty() {
+            lines.push("no limit: a descriptor has an entry KEY=VALUE for each level of a rule".to_owned());
+            return lines;
+        }
         for entry in entries {
             let entry_text = format!("{}={}", entry.key, entry.value);
             let Some(next_id) = self.child_of(node_id, *entry) else {

@@ -148,6 +148,7 @@ fn other_words_for_a_command_lead_to_its_name() {
         (&["ctl", "switch", "enable", "rule", "shop", "per_user"], "'enforce', 'clear'"),
         (&["ctl", "limit", "remove", "shop", "user=bob"], "'unset'"),
         (&["validate", "rules"], "'check'"),
+        (&["start"], "'serve'"),
     ] {
         let (code, _, error) = run(command().args(words));
         assert!(code == Some(2) && error.contains("tip:") && error.contains(expected), "{words:?}: {error}");
@@ -321,6 +322,8 @@ fn explain_can_require_a_limit() {
         let (code, same, _) = explain(Some("--require-limit"));
         assert_eq!((code, same), (required, text), "{descriptor:?}");
     }
+    let (_, text, _) = run(command().arg("check").arg(folder.path()).args(["--explain", "shop"]));
+    assert!(text.contains("a descriptor has an entry KEY=VALUE for each level of a rule"), "{text}");
     let (code, ..) = run(command().arg("check").arg(folder.path()).arg("--require-limit"));
     assert_eq!(code, Some(2), "there is no descriptor");
 }
@@ -344,6 +347,10 @@ fn simulate_fails_if_it_can_read_nothing() {
         assert!(code == Some(1) && text.is_empty() && error.contains(expected), "{arguments:?}: {text}{error}");
     }
     assert_eq!(simulate(&["--traffic", &json, "--mapping", &mapping]).0, Some(0));
+    let other = files.write("other.yaml", "domain: shopp\ntime: at\ndescriptors:\n- [{ key: user, field: user }]\n");
+    let (code, text, error) = simulate(&["--traffic", &json, "--mapping", &other]);
+    assert!(code == Some(1) && text.contains("1 requests"), "the result is printed: {text}");
+    assert!(error.contains("no rule matches a request of the traffic"), "{error}");
 }
 
 #[test]

@@ -191,6 +191,11 @@ fn a_text_that_matches_less_than_it_seems_to_has_a_warning() {
         (&["key: plan", "value: ' free'", LIMIT], "4:10: warning: the value \" free\" begins or ends with a space"),
         (&["key: plan", "value: '\"free\"'", LIMIT], "4:10: warning: the quotes in the value "),
         (&["key: “plan”", LIMIT], "3:8: warning: the quotes in the key "),
+        (
+            &["key: user=bob", LIMIT],
+            "3:3: warning: the = in the key \"user=bob\" is a part of it, which requests must contain",
+        ),
+        (&["key: k", "rate_limit:"], "4:13: warning: rate_limit is empty, so this descriptor has no limit of its own"),
         (&["key: plan", "value: #free", LIMIT], "4:3: warning: the # begins a comment, so the value is empty"),
     ] {
         assert_only(&descriptor(lines), expected);
@@ -198,6 +203,22 @@ fn a_text_that_matches_less_than_it_seems_to_has_a_warning() {
     let domain = format!("domain: 'api-*'\ndescriptors: [{{key: k, {LIMIT}}}]\n");
     assert_only(&domain, "1:9: warning: the * in the domain \"api-*\" is no pattern");
     assert_eq!(diagnostics(&descriptor(&["key: masked_remote_address", "value: 10.0.0.0/8", LIMIT])), [""; 0]);
+}
+
+/// Such rules give every request the default plan.
+#[test]
+fn a_plan_is_no_level_of_a_rule() {
+    let plans = |default: &str| {
+        format!("plans:\n  {default}\n  limits: {{free: {{calls: {{unit: day, requests_per_unit: 3}}}}}}\n")
+    };
+    let rules = |key: &str| {
+        format!("descriptors:\n- key: user\n  descriptors:\n  - {{key: {key}, rate_limit: {{by_plan: calls}}}}\n")
+    };
+    let text = |key: &str| format!("domain: d\n{}{}", plans("default: free"), rules(key));
+    assert_only(&text("plan"), "8:5: warning: the plan is an entry of its own after the key \"plan\", so each request");
+    assert_eq!(diagnostics(&text("path")), [""; 0]);
+    let without_default = format!("domain: d\n{}{}", plans("key: plan"), rules("path"));
+    assert_only(&without_default, "3:3: plans requires default, the plan of requests without one: free");
 }
 
 #[test]

@@ -328,7 +328,10 @@ fn plans_are_checked_as_a_whole() {
     let one = "{unit: day, requests_per_unit: 1}";
     for (plans, expected) in [
         ("plans: {default: a}".to_owned(), "2:8: plans requires limits for at least one plan"),
-        (format!("plans: {{limits: {{a: {{calls: {one}}}}}}}"), "2:8: the default plan \"\" is not one of a"),
+        (
+            format!("plans: {{limits: {{a: {{calls: {one}}}}}}}"),
+            "2:8: plans requires default, the plan of requests without one: a",
+        ),
         (
             format!("plans: {{default: b, limits: {{a: {{calls: {one}}}}}}}"),
             "2:18: the default plan \"b\" is not one of a",
@@ -422,6 +425,7 @@ another: document
     assert_eq!(
         warnings,
         [
+            "a.yaml:15:15: warning: rate_limit is empty, so this descriptor has no limit of its own",
             "a.yaml:18:49: warning: shadow_mode has no effect here; it belongs in a descriptor",
             "a.yaml:20:1: warning: only the first document of a file is read; move this one to a file of its own",
         ]

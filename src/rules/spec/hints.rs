@@ -368,7 +368,16 @@ fn is_regular_expression(value: &str) -> bool {
     // `api.*` is a valid pattern, and `US$` a valid text.
     let is_ended = value.len() > 1 && value.ends_with('$') && has(&[".*", ".+", "[", "(", "\\", "]"]);
     let has_class = has(&["\\d", "\\w", "\\s", "\\.", "\\/", "[0-9]", "[a-z]", "[A-Z]", "[^", "(?:", ".+)", ".*)"]);
-    is_anchored || is_ended || has_class
+    let has_choice = value.starts_with('(') && value.ends_with(')') && value.contains('|');
+    is_anchored || is_ended || has_class || has_choice || begins_with_any(value)
+}
+
+/// Returns whether the value ends with `.*` after a character that no name or number has before a dot: `.*`, `/api/.*`.
+fn begins_with_any(value: &str) -> bool {
+    let Some(start) = value.strip_suffix(".*") else {
+        return false;
+    };
+    !start.ends_with(|last: char| last.is_alphanumeric() || last == '*')
 }
 
 /// Returns whether the values of a key are networks, such as Envoy's `masked_remote_address`.
@@ -457,14 +466,38 @@ mod tests {
 
     #[test]
     fn a_regular_expression_has_signs_that_no_pattern_has() {
-        for value in
-            ["^/api/.*$", "^a", "/users/\\d+", "[0-9]+", "(?:a|b)", "/v[0-9]*", "foo.*$", "www\\.example\\.com"]
-        {
+        for value in [
+            "^/api/.*$",
+            "^a",
+            "/users/\\d+",
+            "[0-9]+",
+            "(?:a|b)",
+            "/v[0-9]*",
+            "foo.*$",
+            "www\\.example\\.com",
+            ".*",
+            "/api/.*",
+            "partner-.*",
+            "(a|b)",
+        ] {
             assert!(misread_value("path", value).is_some_and(|text| text.contains("regular expression")), "{value}");
         }
-        for value in
-            ["/api/*", "api.*", "*.example.com", "US$", "$", "^", "a+b", "/users/{id}", "[::1]", "a|b", "what?"]
-        {
+        for value in [
+            "/api/*",
+            "api.*",
+            "10.*",
+            "*.*",
+            "(a)",
+            "*.example.com",
+            "US$",
+            "$",
+            "^",
+            "a+b",
+            "/users/{id}",
+            "[::1]",
+            "a|b",
+            "what?",
+        ] {
             assert_eq!(misread_value("path", value), None, "{value}");
         }
     }

@@ -346,7 +346,13 @@ impl<'r, 'p> Reader<'r, 'p> {
                     descriptor.value = self.text(key, value).filter(|value| !value.is_empty());
                     value_location = value.location;
                 }
-                "rate_limit" => descriptor.rate_limit = self.rate_limit(key, value).map(Box::new),
+                "rate_limit" => {
+                    if matches!(value.kind, Kind::Null) {
+                        let message = "rate_limit is empty, so this descriptor has no limit of its own";
+                        self.diagnostics.warning(value.location, message);
+                    }
+                    descriptor.rate_limit = self.rate_limit(key, value).map(Box::new);
+                }
                 "shadow_mode" => descriptor.shadow_mode = self.boolean(key, value),
                 "quota_mode" => descriptor.quota_mode = self.boolean(key, value),
                 "detailed_metric" => descriptor.detailed_metric = self.boolean(key, value),
@@ -364,8 +370,9 @@ impl<'r, 'p> Reader<'r, 'p> {
             }
             return None;
         }
-        if let Some(value) = &descriptor.value {
-            self.warn_about_value(&descriptor.key, value, value_location);
+        match &descriptor.value {
+            Some(value) => self.warn_about_value(&descriptor.key, value, value_location),
+            None => self.warn_about_entry_in_key(&descriptor),
         }
         if let Some(location) = share_threshold {
             descriptor.share_threshold = descriptor.value.as_ref().is_some_and(|value| value.contains('*'));
@@ -402,6 +409,20 @@ impl<'r, 'p> Reader<'r, 'p> {
             self.diagnostics.warning(location, message);
         }
         self.warn_about_ends("the value", value, location);
+    }
+
+    fn warn_about_entry_in_key(&mut self, descriptor: &Descriptor) {
+        let Some((key, value)) = descriptor.key.split_once('=') else {
+            return;
+        };
+        if !key.is_empty() && !value.is_empty() {
+            let message = format!(
+                "the = in the key {:?} is a part of it, which requests must contain as well; an entry is written as key: \
+                 {key} and value: {value}",
+                descriptor.key
+            );
+            self.diagnostics.warning(descriptor.location, message);
+        }
     }
 
     fn warn_about_ends(&mut self, name: &str, text: &str, location: Location) {

@@ -71,6 +71,9 @@ impl Reader<'_, '_> {
         }
         if plans.plans.is_empty() {
             self.diagnostics.error(node.location, "plans requires limits for at least one plan");
+        } else if plans.default.is_empty() {
+            let message = format!("plans requires default, the plan of requests without one: {}", plans.names());
+            self.diagnostics.error(default_location, message);
         } else if !plans.plans.contains_key(&plans.default) {
             let message = format!("the default plan {:?} is not one of {}", plans.default, plans.names());
             self.diagnostics.error(default_location, message);
