@@ -99,7 +99,7 @@ impl Group {
         self.latest = self.latest.max(now);
     }
 
-    /// Returns the number of descriptors in the last five minutes, of which the current one has not ended.
+    /// Returns the number of descriptors in the current minute and the four before it.
     #[must_use]
     pub fn recent(&self, now: Micros) -> u64 {
         let minute = now.get() / MINUTE.get();

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::schema;
 
-/// The schema of all settings.
+/// The schema of the settings.
 static SCHEMA: LazyLock<Value> = LazyLock::new(schema);
 
 /// Maximum length of a value in a message, in characters.

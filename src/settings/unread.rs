@@ -114,7 +114,7 @@ fn without_effect(settings: &Settings) -> Vec<String> {
     warnings
 }
 
-/// The values of all settings by default.
+/// The default values of the settings.
 static DEFAULTS: LazyLock<Value> = LazyLock::new(|| values(&Settings::default()));
 
 /// Returns the values of settings, or null if they cannot be written as JSON.

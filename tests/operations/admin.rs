@@ -247,7 +247,7 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
     }
     assert_eq!(operator.ctl(&["top", "--rule", "tenant"]).lines().count(), 2);
     operator.ctl(&["plan", "assign", "shop", "tenant=acme", "gold", "--allow-unknown"]);
-    // The tenant gets the default plan, which a metric and an inspection say.
+    // The tenant gets the default plan, which a metric and an inspection show.
     let body = r#"{"domain": "shop", "descriptors": [{"entries": [{"key": "tenant", "value": "acme"}]}]}"#;
     agent().post(operator.server.url("/json")).send(body.as_bytes()).unwrap();
     assert!(operator.server.get("/metrics").contains("\nsluicegate_plan_not_found_total 1\n"));
@@ -273,7 +273,7 @@ fn a_change_with_an_unknown_name_is_rejected_by_ctl_and_a_warning_for_other_call
     let warning = "switch|rule|shop|peruser: domain \"shop\" has no rule \"peruser\"; did you mean \"per_user\"?";
     assert_eq!((code, &answer["warnings"][0]), (200, &warning.into()), "{answer}");
     assert_eq!(put("per_user", "").1["warnings"].as_array().map_or(0, Vec::len), 0);
-    // A check changes nothing, and finds what the change would.
+    // A check changes nothing, and has the warnings of the change.
     let before = operator.ctl(&["export"]);
     let (code, answer) = put("renamed", ", \"validateOnly\": true");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Mistakes on the command line: each message says what to do. Everything that a command prints, others accept.
+//! Mistakes on the command line: each message names the correction. Everything that a command prints, others accept.
 
 use std::{
     fs,

@@ -261,7 +261,7 @@ pub struct InspectResponse {
     /// Since when this instance has been denying the descriptor, if it did during the last minutes.
     #[prost(message, optional, tag = "7")]
     pub denied_since: ::core::option::Option<::prost_types::Timestamp>,
-    /// The hits that the limit can allow in one request, if it never allows as many as these. Absent otherwise.
+    /// The maximum of hits in one request, if the limit can never allow these hits. Absent otherwise.
     #[prost(uint64, optional, tag = "8")]
     pub max_hits: ::core::option::Option<u64>,
 }
@@ -414,7 +414,7 @@ pub struct Rule {
     /// The rule's path, as /rlconfig prints it: the domain and its levels, separated by dots.
     #[prost(string, tag = "10")]
     pub path: ::prost::alloc::string::String,
-    /// The path without the level of the plan, which the rules of all plans share; empty for a rule without plans.
+    /// The path without the level of the plan; empty for a rule without plans.
     #[prost(string, tag = "11")]
     pub path_without_plan: ::prost::alloc::string::String,
 }
@@ -478,7 +478,7 @@ pub struct UnmatchedDescriptors {
     pub first: ::core::option::Option<::prost_types::Timestamp>,
     #[prost(message, optional, tag = "6")]
     pub latest: ::core::option::Option<::prost_types::Timestamp>,
-    /// The path of the rule of the domain whose keys are most similar; empty if none is.
+    /// The path of the rule of the domain with the most similar keys; empty if none is similar.
     #[prost(string, tag = "7")]
     pub nearest_rule: ::prost::alloc::string::String,
     /// Whether the rules do not have the domain.

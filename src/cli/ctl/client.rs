@@ -34,10 +34,10 @@ pub(super) struct Connection {
         help_heading = "Connection"
     )]
     addr: Vec<String>,
-    /// File that contains the token [env: SLUICEGATE_TOKEN_FILE]
+    /// File that contains the token [env: `SLUICEGATE_TOKEN_FILE`]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Connection")]
     token_file: Option<PathBuf>,
-    /// Token; a file is safer, because other users of the host can read command lines [env: SLUICEGATE_TOKEN]
+    /// Token; a file is safer, because other users of the host can read command lines [env: `SLUICEGATE_TOKEN`]
     #[arg(long, global = true, conflicts_with = "token_file", help_heading = "Connection")]
     token: Option<String>,
     #[command(flatten)]

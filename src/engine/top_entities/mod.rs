@@ -75,7 +75,7 @@ pub struct TopEntity {
     pub rule: Arc<str>,
     /// Number of requests.
     pub requests: Estimate,
-    /// Number of hits of these requests.
+    /// Number of their hits.
     pub hits: Estimate,
     /// Time since which the entity has been counted.
     pub since: Micros,

@@ -479,7 +479,7 @@ impl Rule {
         })
     }
 
-    /// Returns the domain and the labels of the levels that the rules of all plans share, or `None` without plans.
+    /// Returns the labels without that of the plan, or `None` for a rule without plans.
     #[must_use]
     pub fn labels_without_plan(&self) -> Option<&[Arc<str>]> {
         self.plan.as_ref()?;

@@ -23,7 +23,7 @@ pub struct TopQuery {
     pub max_entities: usize,
     /// Time to count.
     pub period: Duration,
-    /// Whether to add what the other instances report: their entities of the last five minutes, or of the last hour.
+    /// Whether to add the reports of the other instances: their entities of the last five minutes, or of the last hour.
     pub all_instances: bool,
 }
 
@@ -50,7 +50,7 @@ pub struct RuleQuery {
     pub path: String,
     /// Whether to return only rules, each with only its own hits, without the levels above them.
     pub rules_only: bool,
-    /// Whether to add what the other instances report.
+    /// Whether to add the reports of the other instances.
     pub all_instances: bool,
     /// Number of rows to skip.
     pub offset: usize,

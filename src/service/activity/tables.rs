@@ -1,4 +1,4 @@
-//! [`Tables`]: what an instance reports to the others beside its counts over time: its top entities, its most denied rules,
+//! [`Tables`]: the lists that an instance reports to the others with its counts: its top entities, its most denied rules,
 //! its latest events, and the descriptors that no rule matches. Each list has a maximum.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};

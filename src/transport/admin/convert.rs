@@ -120,7 +120,7 @@ pub(super) fn write_override(entry: &engine::Override, origin: Origin) -> api::O
     }
 }
 
-/// Converts an override, and says if it names something that the rules do not have.
+/// Converts an override, with the name that the rules do not have, if there is one.
 pub(super) fn write_checked_override(
     entry: &engine::Override,
     origin: Origin,

@@ -376,7 +376,7 @@ fn sum(minutes: &VecDeque<Minute>) -> RuleHits {
     sum
 }
 
-/// Returns what rules are ranked by: denied requests, then requests.
+/// Returns the rank of a rule: its denied requests, then its requests.
 fn rank(minutes: &VecDeque<Minute>) -> (u64, u64) {
     let sum = sum(minutes);
     (sum.denied_requests, sum.requests)
