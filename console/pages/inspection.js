@@ -53,7 +53,7 @@ export function Inspection({ descriptor }) {
   if (error && !data) return html`<${Alert} error=${error} />`;
   if (!data) return html`<${Loading} />`;
   return html`<p class=${`verdict ${data.allowed ? "up" : "denied"}`} data-test="decision"><span aria-hidden="true">${data.allowed ? "●" : "✕"}</span> ${decisionText(data)}
-      ${data.deniedSince && html`<br /><span class="muted" data-test="first-denial">In the last minutes, the first denial was at <${Time} value=${data.deniedSince} />,
+      ${data.deniedSince && html`<br /><span class="muted" data-test="first-denial">In the last hour, the first denial was at <${Time} value=${data.deniedSince} />,
         ${" "}<${OneInstance} />. Requests may have been allowed since then.</span>`}</p>
     <${Rule} rule=${data.rule} decidedBy=${data.decidedBy} />
     <div class="buttons"><button type="button" onClick=${reload}>Refresh</button>

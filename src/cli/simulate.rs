@@ -124,7 +124,7 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     if let Some(suggestions) = suggestions {
         print_suggestions(suggestions, args.json);
     }
-    if replay.is_some_and(|replay| !replay.has_matched_rule()) {
+    if replay.is_some_and(|replay| !replay.has_match()) {
         bail!("no rule matches a request of the traffic, so nothing was limited; compare their domains and keys");
     }
     Ok(ExitCode::SUCCESS)

@@ -176,10 +176,7 @@ impl Engine {
     /// Counts a descriptor that has no limit because the rules do not have its domain or keys.
     pub(super) fn count_unmatched(&self, domain: &str, descriptor: &Descriptor<'_>, matched: &Match<'_>, now: Micros) {
         match matched {
-            Match::NoDomain => {
-                self.statistics.unknown_domain.add(self.worker, 1);
-                self.statistics.unmatched.count_domain(self.worker, domain, now);
-            }
+            Match::NoDomain => self.statistics.unmatched.count_domain(self.worker, domain, now),
             Match::NoRule => self.statistics.unmatched.count(self.worker, domain, descriptor, now),
             _ => {}
         }

@@ -7,6 +7,7 @@ use super::{
     applied_limit::{AppliedLimit, Match},
     key,
     overrides::Origin,
+    verdict::never_fits,
 };
 use crate::{
     algorithm::{
@@ -29,9 +30,9 @@ pub struct Inspection {
     pub override_kind: Option<OverrideKind>,
     /// The state of the counter; `None` if nothing is counted.
     pub counter: Option<CounterState>,
-    /// Whether the hits would be allowed.
+    /// Whether a request with these hits would be allowed.
     pub allowed: bool,
-    /// The hits that the limit can allow in one request, if the hits are more and so are never allowed.
+    /// The maximum of hits in one request, if the limit can never allow these hits.
     pub max_hits: Option<u64>,
 }
 
@@ -42,7 +43,7 @@ pub struct CounterState {
     pub limit: Limit,
     /// The counter's name and store.
     pub counter: CounterLocation,
-    /// The decision that the hits would receive.
+    /// The decision that a request with the inspected hits would receive.
     pub decision: Decision,
     /// Number of callers with a quota, and the millionths of the limit that they can use; `None` if there are none.
     pub quotas: Option<(u32, u64)>,
@@ -120,8 +121,9 @@ impl Engine {
         let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || applied.is_shadow();
-        let (quota, _) = applied.limit.policy();
-        let never_fits = !allowed && decision.retry_after.is_none() && quota > 0 && u64::from(hits) > quota;
+        let (base_quota, _) = applied.base_limit().policy();
+        let quota = decision.limit.map_or(base_quota, u64::from);
+        let never_fits = !allowed && never_fits(decision.retry_after, quota, hits.into());
         let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
         let key = self.counter_name(&snapshot, domain, entries, applied, &shares);
         let (shares_state, _) = self.store.read(&Hit { algorithm: &shares, key: &key, ..hit }, now).await?;

@@ -150,7 +150,7 @@ impl UnmatchedDescriptors {
     /// Counts a descriptor of a domain that the rules do not have.
     pub(super) fn count_domain(&self, worker: WorkerId, domain: &str, now: Micros) {
         let mut hasher = self.hasher.build_hasher();
-        // No domain begins with this byte, so that the hash differs from that of a domain without keys.
+        // No text begins with this byte, so that the hash differs from that of a domain with keys.
         hasher.write_u8(0xff);
         hasher.write(domain.as_bytes());
         self.table_of(worker).unknown_domain(hasher.finish(), domain, now).count(now);
@@ -178,6 +178,12 @@ impl UnmatchedDescriptors {
             }
         }
         sums.into_values().collect()
+    }
+
+    /// Returns the number of descriptors of domains that the rules did not have.
+    pub(super) fn of_unknown_domains(&self) -> u64 {
+        let groups = self.groups();
+        groups.iter().filter(|group| group.is_unknown_domain).map(|group| group.total).sum()
     }
 
     /// Returns the number of descriptors by domain, without those of unknown domains.
@@ -285,8 +291,12 @@ mod tests {
         assert_eq!(groups.len(), 1 + MAX_UNKNOWN_DOMAINS + 1);
         let others = groups.iter().find(|group| *group.domain == *OTHER).unwrap();
         assert_eq!(others.total as usize, MAX_UNKNOWN_DOMAINS + 1);
+        assert_eq!(unmatched.of_unknown_domains() as usize, 3 + 2 * MAX_UNKNOWN_DOMAINS);
         count(&unmatched, 0, "api", &["user"], 80);
         assert_eq!(unmatched.by_domain()["api"], 1);
+        let unmatched = UnmatchedDescriptors::new(1);
+        unmatched.count_domain(WorkerId(0), &"x".repeat(10_000), Micros::from_secs(70));
+        assert_eq!(unmatched.groups()[0].domain.len(), MAX_NAME_BYTES);
     }
 
     #[test]

@@ -64,6 +64,11 @@ impl CurrentLimit {
     }
 }
 
+/// Returns whether a denied cost is above the maximum of its limit, so that it is denied at any time.
+pub(super) fn never_fits(retry_after: Option<Micros>, quota: u64, cost: u64) -> bool {
+    retry_after.is_none() && quota > 0 && cost > quota
+}
+
 /// The decision about one descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
@@ -139,8 +144,7 @@ impl Status {
     #[must_use]
     pub(super) fn with_cost(self, cost: u64) -> Self {
         let quota = self.limit.as_ref().map_or(u64::MAX, |limit| limit.quota);
-        let never_fits = self.retry_after.is_none() && quota > 0 && cost > quota;
-        Self { never_fits, ..self }
+        Self { never_fits: never_fits(self.retry_after, quota, cost), ..self }
     }
 
     /// Returns the reset time for callers, in whole seconds rounded up.

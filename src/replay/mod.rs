@@ -160,6 +160,7 @@ pub struct Replay {
     pub skipped: u64,
     /// Allowed and denied requests over time.
     pub series: Series,
+    has_match: bool,
 }
 
 impl Replay {
@@ -181,16 +182,13 @@ impl Replay {
         let rule_count = rules.engine.rules.load().rules().rules().len();
         let by_rule = (0..=rule_count).map(|_| RuleHits::default()).collect();
         let (requests, denied, unknown, skipped, series) = (0, [0; 2], 0, 0, Series::default());
-        Self { rules, baseline, by_rule, requests, denied, unknown, skipped, series }
+        Self { rules, baseline, by_rule, requests, denied, unknown, skipped, series, has_match: false }
     }
 
-    /// Returns whether a rule matched a descriptor.
+    /// Returns whether a descriptor had a rule, or a limit of its own.
     #[must_use]
-    pub fn has_matched_rule(&self) -> bool {
-        let Some((_without_rule, of_rules)) = self.by_rule.split_last() else {
-            return false;
-        };
-        of_rules.iter().any(|rule_hits| rule_hits.descriptors > 0)
+    pub const fn has_match(&self) -> bool {
+        self.has_match
     }
 
     /// Replays requests, which must be in chronological order over all calls.
@@ -228,10 +226,11 @@ impl Replay {
         let RecordedRequest { at, request, .. } = recorded;
         let snapshot = self.rules.engine.rules.load();
         for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
+            let rule = snapshot.rules().rule_for(request.domain, &descriptor.entries);
+            self.has_match |= rule.is_some() || status.limit.is_some();
             if descriptor.refund || descriptor.hits == 0 {
                 continue;
             }
-            let rule = snapshot.rules().rule_for(request.domain, &descriptor.entries);
             let id = rule.map_or(self.by_rule.len() - 1, |rule| rule.id);
             let (hits, is_denied) = (descriptor.hits, status.is_over());
             let was_denied = baseline.and_then(|baseline| baseline.get(index).copied()).unwrap_or_default();
@@ -283,6 +282,26 @@ mod tests {
         engine::Descriptor,
         rules::{Options, SourceFile, compile},
     };
+
+    /// A peek and a requested limit are no hits of a rule.
+    #[test]
+    fn a_descriptor_with_a_rule_or_its_own_limit_is_a_match() {
+        let text = "domain: api\ndescriptors: [{key: user, rate_limit: {unit: hour, requests_per_unit: 3}}]\n";
+        let has_match = |key, hits, requested_limit| {
+            let file = SourceFile { name: "api.yaml".into(), text: text.into() };
+            let (rules, _) = compile(&[file], Options::default()).unwrap();
+            let entries = smallvec![Entry { key, value: "bob" }];
+            let descriptor = Descriptor { entries, hits, refund: false, requested_limit };
+            let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: Vec::new() };
+            let mut replay = Replay::new(rules, None);
+            replay.process(&[RecordedRequest { at: Micros::new(1), request, allowed: None, over: smallvec![] }]);
+            replay.has_match()
+        };
+        assert!(has_match("user", 1, None) && has_match("user", 0, None));
+        assert!(!has_match("path", 1, None));
+        let limit = crate::rules::CustomLimit::read("5/hour", Options::default()).unwrap().limit;
+        assert!(has_match("path", 1, Some(Box::new(limit))));
+    }
 
     #[test]
     fn hits_are_counted_by_rule_and_entity_and_compared_with_the_recorded_decisions() {

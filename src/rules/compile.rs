@@ -232,7 +232,7 @@ impl Compiler {
                     if descriptor.key == parent.plans.key {
                         let message = format!(
                             "the plan is an entry of its own after the key {:?}, so each request gets the default plan; \
-                             write by_plan at the level above",
+                             a rule with by_plan has no level for the plan",
                             descriptor.key
                         );
                         diagnostics.warning(descriptor.location, message);

@@ -92,8 +92,7 @@ pub(super) fn hint(key: &str, known: &BTreeSet<String>) -> String {
         return format!("; {hint}");
     }
     let section = format!("{key}.");
-    let settings: Vec<&str> = known.iter().filter(|name| name.starts_with(&section)).map(String::as_str).collect();
-    if let Some(first) = settings.first() {
+    if let Some(first) = known.iter().find(|name| name.starts_with(&section)) {
         return format!("; it is a section of settings such as {first}");
     }
     match nearest(key, known) {

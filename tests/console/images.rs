@@ -66,7 +66,7 @@ fn write_picture(browser: &Browser, name: &str) {
     let path = repository("docs/images").join(format!("{name}.png"));
     browser.screenshot(&path);
     let bytes = std::fs::metadata(&path).unwrap().len();
-    assert!(bytes <= 170_000, "{} is too large: {bytes} bytes", path.display());
+    assert!(bytes <= 150_000, "{} is too large: {bytes} bytes", path.display());
 }
 
 /// Takes five minutes, so that the charts contain lines.
@@ -106,7 +106,7 @@ fn send_traffic(server: &Server) {
 
 fn write_pictures(server: &Server) {
     let browser = Browser::start();
-    browser.set_window(1280, 760);
+    browser.set_window(1280, 680);
     browser.open(&server.url("/"));
     sign_in(&browser, OPERATE, "Operator: alice");
     open(&browser, server, "now");

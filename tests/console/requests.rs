@@ -77,5 +77,7 @@ fn descriptors_without_a_rule_are_listed_with_the_nearest_rule() {
     let body = json!({ "domain": "shopp", "descriptors": [{ "entries": [{ "key": "user", "value": "bob" }] }] });
     assert_eq!(agent().post(server.url("/json")).send(body.to_string().as_bytes()).unwrap().status(), 200);
     open(&browser, &server, "now");
-    browser.wait_for_text("[data-test=unmatched]", &["shopp", "unknown domain", "shop"]);
+    let row = "[data-test=unmatched] tbody tr:nth-child(2)";
+    browser.wait_for_text(row, &["shopp", "unknown domain", "1"]);
+    browser.wait_for_text(&format!("{row} td:last-child"), &["shop"]);
 }

@@ -221,6 +221,20 @@ async fn one_stream_cannot_take_the_buckets_of_others() {
     assert!(matches!(newcomer.receive().await.unwrap()[..], [Strategy::TokenBucket(_)]));
 }
 
+/// A misspelled domain or key makes the requests of a bucket unlimited.
+#[tokio::test]
+async fn buckets_without_a_rule_are_counted() {
+    let folder = rules(&[("d.yaml", RULES)]);
+    let server = Server::start(folder.path(), "memory");
+    let mut caller = Caller::connect(&server).await;
+    let allow_all = Strategy::BlanketRule(BlanketRule::AllowAll.into());
+    assert_eq!(caller.report("dd", "user", "a", 1, 0).await, allow_all);
+    assert_eq!(server.metric("sluicegate_domain_not_found_total"), 1.0);
+    let mut caller = Caller::connect(&server).await;
+    assert_eq!(caller.report("d", "usr", "a", 1, 0).await, allow_all);
+    assert_eq!(server.metric("sluicegate_rule_not_found_total{domain=\"d\"}"), 1.0);
+}
+
 #[tokio::test]
 async fn many_buckets_are_answered_in_several_messages() {
     let folder = rules(&[("d.yaml", RULES)]);

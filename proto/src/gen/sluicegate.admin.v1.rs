@@ -258,7 +258,7 @@ pub struct InspectResponse {
     /// The source of the decision: `rule`, `limit`, or the mode of a switch.
     #[prost(string, tag = "6")]
     pub decided_by: ::prost::alloc::string::String,
-    /// Since when this instance has been denying the descriptor, if it did during the last minutes.
+    /// When this instance first denied the descriptor, if it did during the last hour.
     #[prost(message, optional, tag = "7")]
     pub denied_since: ::core::option::Option<::prost_types::Timestamp>,
     /// The maximum of hits in one request, if the limit can never allow these hits. Absent otherwise.

@@ -81,7 +81,7 @@ pub(super) enum Command {
         #[command(flatten)]
         descriptor: Descriptor,
         /// Number of hits of the request that is asked about
-        #[arg(long, default_value_t = 1)]
+        #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         hits: u32,
     },
     /// Reset the counter of a descriptor

@@ -18,7 +18,7 @@ use tonic::{
 
 use super::{
     super::grpc::{self, Tls},
-    print::print_warnings,
+    print::{changes_nothing, print_warnings},
 };
 
 /// Addresses of the instances, and credentials.
@@ -92,18 +92,20 @@ impl Client {
         response_or_error(addr, service.put_overrides(request).await)
     }
 
-    /// Sends the change to each instance, and returns an error if one of them has not accepted it. Calls `on_success`
-    /// with the address of each instance that has.
+    /// Sends the change to each instance, and returns an error if one of them has not accepted it, or if nothing changed
+    /// on any of them. Calls `on_success` with the address of each instance that has accepted it.
     pub(super) async fn put_on_each_instance(
         &mut self,
         request: api::PutOverridesRequest,
         on_success: impl Fn(&str, &api::PutOverridesResponse),
     ) -> anyhow::Result<()> {
         let mut failed = 0;
+        let mut changed_any = false;
         for (addr, service) in &mut self.instances {
             match response_or_error(addr, service.put_overrides(request.clone()).await) {
                 Ok(response) => {
                     print_warnings(&response.warnings);
+                    changed_any |= !changes_nothing(&response);
                     on_success(addr, &response);
                 }
                 Err(error) => {
@@ -113,10 +115,12 @@ impl Client {
             }
         }
         if failed > 0 {
-            bail!("{failed} of {} instances have not accepted the change", self.instances.len())
-        } else {
-            Ok(())
+            bail!("{failed} of {} instances have not accepted the change", self.instances.len());
         }
+        if !changed_any {
+            bail!("nothing was removed");
+        }
+        Ok(())
     }
 
     /// Returns the overrides of targets that begin with `prefix`.

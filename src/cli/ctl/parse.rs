@@ -9,10 +9,7 @@ use sluicegate_common::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{super::entries::Entity, bulk};
-use crate::timestamp;
-
-/// Time for which instances keep the entities with the most requests.
-const MAX_PERIOD: Duration = Duration::from_secs(3_600);
+use crate::{engine::TopEntities, timestamp};
 
 /// Expiry of an override.
 #[derive(Debug, Args)]
@@ -56,7 +53,7 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
 /// Parses the time that a ranking covers.
 pub(super) fn period(text: &str) -> Result<Duration, String> {
     let period = humantime::parse_duration(text).map_err(|error| error.to_string())?;
-    if period.is_zero() || period > MAX_PERIOD {
+    if period < Duration::from_secs(1) || period > TopEntities::MAX_PERIOD {
         return Err("the time must be at least a second, and entities are kept for one hour".to_owned());
     }
     Ok(period)

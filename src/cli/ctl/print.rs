@@ -29,7 +29,7 @@ pub(super) fn print_warnings(warnings: &[String]) {
 }
 
 /// Returns whether a change only removed overrides that did not exist.
-fn changes_nothing(changed: &api::PutOverridesResponse) -> bool {
+pub(super) fn changes_nothing(changed: &api::PutOverridesResponse) -> bool {
     let is_nothing = |change: &api::OverrideChange| change.before.is_none() && change.after.is_none();
     !changed.changes.is_empty() && changed.changes.iter().all(is_nothing)
 }
@@ -38,18 +38,16 @@ impl Output {
     pub(super) fn changed(self, changed: &api::PutOverridesResponse) -> anyhow::Result<()> {
         print_warnings(&changed.warnings);
         if self.json {
-            return print_json("PutOverridesResponse", changed);
-        }
-        for change in &changed.changes {
-            println!("{}", change_line(change));
-            if change.refunded_hits > 0 {
-                println!("  {} hits refunded", change.refunded_hits);
-            }
+            print_json("PutOverridesResponse", changed)?;
+        } else {
+            changed.changes.iter().for_each(print_change);
         }
         if changes_nothing(changed) {
             bail!("nothing was removed");
         }
-        println!("version {}, in force on all instances within 1 s", changed.version);
+        if !self.json {
+            println!("version {}, in force on all instances within 1 s", changed.version);
+        }
         Ok(())
     }
 
@@ -58,10 +56,10 @@ impl Output {
             return;
         }
         if changes_nothing(changed) {
-            println!("{addr}: nothing was removed, because this instance had no such switch of its own");
-            return;
+            println!("{addr}: this instance had no such switch of its own");
+        } else {
+            println!("{addr}: in force on this instance until it restarts");
         }
-        println!("{addr}: in force on this instance until it restarts");
     }
 
     pub(super) fn overrides(self, overrides: &[api::Override]) -> anyhow::Result<()> {
@@ -377,6 +375,13 @@ fn format_percent(share: f64) -> String {
 }
 
 /// Returns a line with the values of an override before and after a change.
+fn print_change(change: &api::OverrideChange) {
+    println!("{}", change_line(change));
+    if change.refunded_hits > 0 {
+        println!("  {} hits refunded", change.refunded_hits);
+    }
+}
+
 fn change_line(change: &api::OverrideChange) -> String {
     let value = |entry: Option<&api::Override>| {
         entry.map(|entry| {

@@ -77,7 +77,7 @@ impl<'r> KnownNames<'r> {
         Self { rules, domains: BTreeMap::new(), searches: 0 }
     }
 
-    /// Returns the first name in an override that the rules do not have, or `None` if they have all of them.
+    /// Returns the first name in an override that the rules do not have, or else a value that looks like a wildcard.
     pub fn unknown_name(&mut self, target: &Target, value: &str) -> Option<UnknownName> {
         match target {
             Target::Limit { domain, entries } => self.unknown_key(domain, entries).or_else(|| wildcard_in(entries)),
@@ -98,7 +98,8 @@ impl<'r> KnownNames<'r> {
     pub fn name_without_effect(&mut self, target: &Target, value: &str) -> Option<UnknownName> {
         match target {
             Target::Limit { domain, .. } => self.unknown_domain(domain),
-            _ => self.unknown_name(target, value),
+            Target::Plan { domain, key, .. } => self.unknown_plan(domain, key, value),
+            Target::Switch(_) | Target::Rules(_) => self.unknown_name(target, value),
         }
     }
 
@@ -211,7 +212,7 @@ impl DomainNames {
     }
 }
 
-/// Returns an error if a value ends with a star, which looks like a wildcard but is compared as text.
+/// Returns the first entry whose value ends with a star, which looks like a wildcard but is compared as text.
 fn wildcard_in(entries: &[(String, String)]) -> Option<UnknownName> {
     let (key, value) = entries.iter().find(|(_, value)| value.ends_with('*'))?;
     let entry = format!("{key}={value}");
@@ -335,6 +336,7 @@ descriptors:
         let mut has_effect =
             |target: &str, value| names.name_without_effect(&Target::parse(target).unwrap(), value).is_none();
         assert!(has_effect("limit|shop|usr=bob", "5/day"));
+        assert!(has_effect("limit|shop|user=a*", "5/day") && has_effect("plan|shop|tenant=*", "pro"));
         assert!(!has_effect("limit|shopp|user=bob", "5/day"));
         assert!(!has_effect("plan|shop|tenant=acme", "prro"));
         assert!(!has_effect("switch|rule|shop|peruser", "off"));

@@ -253,7 +253,10 @@ impl Engine {
         }
         let descriptor = report.descriptor();
         let matched = self.find_match(snapshot, report.domain, &descriptor, now);
-        self.count_unmatched(report.domain, &descriptor, &matched, now);
+        // A renewal without a report is no request.
+        if report.allowed > 0 || report.denied > 0 {
+            self.count_unmatched(report.domain, &descriptor, &matched, now);
+        }
         let counter = match matched {
             Match::None | Match::NoDomain | Match::NoRule | Match::Off | Match::Unlimited(..) => {
                 return Ok(Some(Assignment::blanket(Quota::AllowAll)));

@@ -75,7 +75,6 @@ pub struct Statistics {
     overflow: Counter,
     /// Descriptors that no rule matches.
     pub(in crate::engine) unmatched: UnmatchedDescriptors,
-    pub(super) unknown_domain: Counter,
     pub(super) unknown_plan: Counter,
     pub(super) global_shadow: Counter,
     /// Number of limits decided after a failure of the store, by failure policy.
@@ -97,7 +96,6 @@ impl Statistics {
             indivisible: Mutex::default(),
             overflow: Counter::new(workers),
             unmatched: UnmatchedDescriptors::new(workers),
-            unknown_domain: Counter::new(workers),
             unknown_plan: Counter::new(workers),
             global_shadow: Counter::new(workers),
             on_error: std::array::from_fn(|_| Counter::new(workers)),
@@ -273,7 +271,7 @@ impl Statistics {
             meter,
             "sluicegate_domain_not_found_total",
             "Descriptors of domains that no rule file defines",
-            move || this.unknown_domain.get(),
+            move || this.unmatched.of_unknown_domains(),
         );
         let this = Arc::clone(self);
         let unmatched = meter.u64_observable_counter("sluicegate_rule_not_found_total");

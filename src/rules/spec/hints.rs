@@ -369,11 +369,11 @@ fn is_regular_expression(value: &str) -> bool {
     let is_ended = value.len() > 1 && value.ends_with('$') && has(&[".*", ".+", "[", "(", "\\", "]"]);
     let has_class = has(&["\\d", "\\w", "\\s", "\\.", "\\/", "[0-9]", "[a-z]", "[A-Z]", "[^", "(?:", ".+)", ".*)"]);
     let has_choice = value.starts_with('(') && value.ends_with(')') && value.contains('|');
-    is_anchored || is_ended || has_class || has_choice || begins_with_any(value)
+    is_anchored || is_ended || has_class || has_choice || ends_with_any(value)
 }
 
 /// Returns whether the value ends with `.*` after a character that no name or number has before a dot: `.*`, `/api/.*`.
-fn begins_with_any(value: &str) -> bool {
+fn ends_with_any(value: &str) -> bool {
     let Some(start) = value.strip_suffix(".*") else {
         return false;
     };

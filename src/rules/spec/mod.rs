@@ -418,7 +418,7 @@ impl<'r, 'p> Reader<'r, 'p> {
         if !key.is_empty() && !value.is_empty() {
             let message = format!(
                 "the = in the key {:?} is a part of it, which requests must contain as well; an entry is written as key: \
-                 {key} and value: {value}",
+                 {key:?} and value: {value:?}",
                 descriptor.key
             );
             self.diagnostics.warning(descriptor.location, message);
