@@ -104,6 +104,11 @@ impl SeriesRef<'_> {
         self.each(|series| series.count_requested(worker, hits, requests));
     }
 
+    /// Counts hits that a caller refunds.
+    pub(super) fn count_refunded(&self, worker: WorkerId, hits: u64) {
+        self.each(|series| series.count_refunded(worker, hits));
+    }
+
     /// Counts decided hits.
     pub(super) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
         self.each(|series| series.count_decision(worker, hits, decision, threshold));

@@ -127,7 +127,7 @@ impl Engine {
         Ok(verdict)
     }
 
-    /// Returns the counters of the limited descriptors, and counts the hits as requested.
+    /// Returns the counters of the limited descriptors, and counts the hits as requested or refunded.
     fn counters(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> SmallVec<[Counter; 1]> {
         let feedback = request.feedback.iter().zip(matches);
         let mut samples = feedback.filter_map(|(feedback, matched)| matched.limited().map(|_| feedback.sample));
@@ -136,8 +136,11 @@ impl Engine {
             let algorithm = applied.limit.algorithm();
             let context = applied.context(descriptor, samples.next().flatten());
             let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
-            if !descriptor.refund {
-                applied.series.count_requested(self.worker, descriptor.hits.min(MAX_NUMBER), 1);
+            let hits = descriptor.hits.min(MAX_NUMBER);
+            if descriptor.refund {
+                applied.series.count_refunded(self.worker, hits);
+            } else {
+                applied.series.count_requested(self.worker, hits, 1);
             }
             Counter {
                 name: key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash),

@@ -1,4 +1,4 @@
-//! Warnings about variables and settings that have no effect, although an operator expects one.
+//! Warnings about variables and settings that have no effect, although an operator expects one, and about unsafe ones.
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
@@ -50,6 +50,16 @@ pub(super) fn warnings(
              console"
                 .to_owned(),
         );
+    }
+    for (setting, redis) in
+        [("redis.tls.verify_name", &settings.redis), ("per_second.redis.tls.verify_name", &settings.per_second.redis)]
+    {
+        if !redis.tls.verify_name {
+            all.push(format!(
+                "{setting} is false: any server with a certificate of a trusted authority is accepted as Redis; prefer \
+                 redis.tls.server_name"
+            ));
+        }
     }
     if !is_compatible {
         all.extend(without_effect(settings));

@@ -51,7 +51,7 @@ impl Default for Settings {
     fn default() -> Self {
         Self {
             log: LogSettings::default(),
-            max_dynamic_series: 90_000,
+            max_dynamic_series: 100_000,
             otlp: OtlpSettings::default(),
             prometheus: PrometheusSettings::default(),
             statsd: StatsdSettings::default(),

@@ -16,9 +16,12 @@ use crate::metrics::{Histogram, Totals};
 /// Prefix of the metrics that the Prometheus exporter of envoyproxy/ratelimit provides.
 const ENVOYPROXY_PREFIX: &str = "ratelimit_service_";
 
-/// The metric of hits above soft limits, which envoyproxy/ratelimit does not have, and the end of its names in statsd.
-const SOFT_LIMIT: &str = "ratelimit_service_rate_limit_soft_limit";
-const SOFT_LIMIT_SUFFIX: &str = ".soft_limit";
+/// Metrics per rule that mapping files for envoyproxy/ratelimit do not have: the first does not exist there, and the second
+/// is newer than most files. Each with the end of its names in statsd.
+const NEW_METRICS: [(&str, &str); 2] = [
+    ("ratelimit_service_rate_limit_soft_limit", ".soft_limit"),
+    ("ratelimit_service_rate_limit_total_negative_hits", ".total_negative_hits"),
+];
 
 /// Settings of the metrics for Prometheus that envoyproxy/ratelimit has as well.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
@@ -73,15 +76,15 @@ impl MetricsPage {
             let is_response_time = |histogram: &&Arc<Histogram>| histogram.name.starts_with(ENVOYPROXY_PREFIX);
             let latency = self.histograms.iter().find(is_response_time);
             let mut totals = (self.totals)();
-            // Mapping files for envoyproxy/ratelimit do not have this count, so each rule would have a metric of its own.
-            let keeps_soft_limit =
-                !totals.keys().any(|name| name.ends_with(SOFT_LIMIT_SUFFIX) && mapping.has_entry(name));
-            if keeps_soft_limit {
-                totals.retain(|name, _| !name.ends_with(SOFT_LIMIT_SUFFIX));
+            // Without an entry, each rule would have a metric of its own.
+            let mut kept = Vec::new();
+            for (name, suffix) in NEW_METRICS {
+                if !totals.keys().any(|total| total.ends_with(suffix) && mapping.has_entry(total)) {
+                    totals.retain(|total, _| !total.ends_with(suffix));
+                    kept.push(name);
+                }
             }
-            families.retain(|family| {
-                !family.name.starts_with(ENVOYPROXY_PREFIX) || keeps_soft_limit && family.name == SOFT_LIMIT
-            });
+            families.retain(|family| !family.name.starts_with(ENVOYPROXY_PREFIX) || kept.contains(&&*family.name));
             let mapped =
                 mapping.families(&totals, latency.map(|histogram| histogram.distribution()).unwrap_or_default());
             // Mapped metrics come last, so that a metric of the service with the same name takes precedence.

@@ -233,7 +233,7 @@ fn errors_at_the_start_are_understandable_messages() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 23] = [
+const UNSET: [&str; 25] = [
     "console.grafana_url",
     "rules.xds.server",
     "rules.xds.node_metadata",
@@ -254,6 +254,8 @@ const UNSET: [&str; 23] = [
     "rules.dir",
     "cluster.tls.server_name",
     "per_second.store",
+    "redis.password_command",
+    "redis.tls.server_name",
     "redis.sentinel.username",
     "redis.sentinel.password",
     "redis.sentinel.tls",

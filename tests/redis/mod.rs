@@ -2,6 +2,7 @@
 
 /// `charge: all` for requests with limits on several servers.
 mod charge_all;
+mod credentials;
 /// `consistency: eventual`.
 mod eventual;
 /// Redis behind a faulty network, and servers with unexpected replies.

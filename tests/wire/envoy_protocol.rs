@@ -160,6 +160,12 @@ async fn a_refund_never_exceeds_the_full_limit() {
             assert_eq!(brief(&answer), (expected.0, vec![expected]), "{store}: {descriptor:?}");
         }
     }
+    for (store, server) in &both.servers {
+        let hits =
+            |count: &str| server.metric(&format!("ratelimit_service_rate_limit_{count}{{domain=\"d\",key1=\"few\"}}"));
+        assert_eq!(hits("total_hits"), 7.0, "{store}: refunds are not among them");
+        assert!(hits("total_negative_hits") > 5.0, "{store}");
+    }
 }
 
 #[tokio::test]

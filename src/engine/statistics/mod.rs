@@ -20,7 +20,7 @@ use std::{
 
 use opentelemetry::{KeyValue, metrics::Meter};
 
-use self::series::Count;
+use self::series::{Count, REFUNDED_HITS};
 use crate::{
     algorithm::Micros,
     engine::{UnmatchedDescriptors, bounded},
@@ -225,12 +225,25 @@ impl Statistics {
         sums
     }
 
+    /// Sums the refunded hits by labels, as [`Statistics::collect`].
+    fn collect_refunded(&self) -> BySeries {
+        let mut sums = BySeries::new();
+        for series in self.all_series() {
+            if let Some(value) = series.refunded() {
+                *sums.entry((exported_labels(&series), None)).or_default() += value;
+            }
+        }
+        sums
+    }
+
     /// Adds all counts to `totals`, under the statsd names of envoyproxy/ratelimit, which contain every level.
     pub fn add_totals(&self, totals: &mut Totals) {
         for series in self.all_series() {
-            for count in Count::HITS {
-                if let Some(value) = series.sum(count) {
-                    let name = format!("ratelimit.service.rate_limit.{}.{}", series.labels().join("."), count.name());
+            let mut counts: Vec<_> = Count::HITS.map(|count| (count.name(), series.sum(count))).to_vec();
+            counts.push((REFUNDED_HITS, series.refunded()));
+            for (name, value) in counts {
+                if let Some(value) = value {
+                    let name = format!("ratelimit.service.rate_limit.{}.{name}", series.labels().join("."));
                     *totals.entry(name).or_default() += value;
                 }
             }
@@ -245,6 +258,13 @@ impl Statistics {
             let name = format!("ratelimit_service_rate_limit_{}", count.name());
             observe_series(meter, name, count.description(), move || this.collect(count));
         }
+        let this = Arc::clone(self);
+        observe_series(
+            meter,
+            format!("ratelimit_service_rate_limit_{REFUNDED_HITS}"),
+            "Hits that callers have refunded to a rule's limit",
+            move || this.collect_refunded(),
+        );
         let this = Arc::clone(self);
         observe_series(
             meter,

@@ -11,6 +11,9 @@ use crate::{
     rules::Labels,
 };
 
+/// Name of the count of refunded hits, of envoyproxy/ratelimit.
+pub(super) const REFUNDED_HITS: &str = "total_negative_hits";
+
 /// What a series counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
@@ -30,8 +33,9 @@ impl Count {
     /// Hits, most of them under the names of envoyproxy/ratelimit.
     pub(super) const HITS: [Self; 7] =
         [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache];
-    /// Number of exported series for one set of labels: those of [`Count::HITS`], requests, and denied requests.
-    pub(super) const EXPORTED: usize = Self::HITS.len() + 2;
+    /// Number of exported series for one set of labels: those of [`Count::HITS`], requests, denied requests, and refunded
+    /// hits.
+    pub(super) const EXPORTED: usize = Self::HITS.len() + 3;
 
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -84,6 +88,8 @@ pub(in crate::engine) struct Series {
     counts: OnceLock<Striped<[AtomicU64; Count::NUMBER]>>,
     /// Hits after the first one of each request, for the number of requests. Most requests have one hit.
     extra_hits: OnceLock<Counter>,
+    /// Hits of refunds, which most rules never have.
+    refunded_hits: OnceLock<Counter>,
     /// The counts of hits that Envoys have admitted or denied by themselves.
     reports: OnceLock<Box<Self>>,
 }
@@ -94,7 +100,14 @@ impl Series {
         let clean: Vec<_> = labels.iter().map(|label| sanitize(label)).collect();
         let is_clean = clean.iter().map(String::as_str).eq(labels.iter().map(|label| &**label));
         let labels = if is_clean { Arc::clone(labels) } else { clean.into_iter().map(Arc::from).collect() };
-        Self { labels, workers, counts: OnceLock::new(), extra_hits: OnceLock::new(), reports: OnceLock::new() }
+        Self {
+            labels,
+            workers,
+            counts: OnceLock::new(),
+            extra_hits: OnceLock::new(),
+            refunded_hits: OnceLock::new(),
+            reports: OnceLock::new(),
+        }
     }
 
     pub(super) fn labels(&self) -> &[Arc<str>] {
@@ -134,6 +147,16 @@ impl Series {
     /// Returns the number of requests with at least one hit, or `None` if the series was never used.
     pub(super) fn requests(&self) -> Option<u64> {
         self.requests_by_protocol().map(|(_, sum)| sum).reduce(|calls, reports| calls + reports)
+    }
+
+    /// Returns the number of refunded hits, or `None` if there was no refund.
+    pub(super) fn refunded(&self) -> Option<u64> {
+        self.refunded_hits.get().map(Counter::get)
+    }
+
+    /// Counts hits that a caller refunds, also if the counter has fewer.
+    pub(in crate::engine) fn count_refunded(&self, worker: WorkerId, hits: u64) {
+        self.refunded_hits.get_or_init(|| Counter::new(self.workers)).add(worker, hits);
     }
 
     fn add(&self, worker: WorkerId, count: Count, hits: u64) {

@@ -199,10 +199,17 @@ fn requests_are_counted_beside_hits() {
     decide(1, false, false);
     decide(5, false, true);
     decide(0, false, false);
+    series.count_refunded(WorkerId(0), 4);
+    series.count_refunded(WorkerId(1), 2);
     series.reports().count_requested(WorkerId(1), 3, 3);
     let collected = |sums: BySeries| sums.into_iter().map(|((_, protocol), sum)| (protocol, sum)).collect::<Vec<_>>();
     assert_eq!(collected(statistics.collect_requests()), [(None, 4), (Some("rlqs"), 3)]);
     assert_eq!(collected(statistics.collect(Count::DeniedRequests))[0], (None, 2));
+    assert_eq!(collected(statistics.collect_refunded()), [(None, 6)]);
+    let mut totals = Totals::new();
+    statistics.add_totals(&mut totals);
+    assert_eq!(totals["ratelimit.service.rate_limit.d.user.total_negative_hits"], 6);
+    assert_eq!(totals["ratelimit.service.rate_limit.d.user.total_hits"], 9_016);
     let totals = RuleTotals(series).get().unwrap();
     let expected = RuleHits { requests: 7, denied_requests: 2, requested: 9_016, denied: 8, shadow: 5 };
     assert_eq!(totals, expected);

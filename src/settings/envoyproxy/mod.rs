@@ -20,6 +20,7 @@ pub use self::variables::{Effect, VARIABLES, Variable};
 /// Variable and default ports of the OpenTelemetry specification for the collector's address.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const OTLP_PORTS: [(&str, u16); 2] = [("http", 4_318), ("grpc", 4_317)];
+const SKIP_NAME: &str = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION";
 const XDS_SERVER: &str = "CONFIG_GRPC_XDS_SERVER_URL";
 const XDS_HEADERS: &str = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
 
@@ -226,6 +227,10 @@ impl EnvoyproxySettings {
             ] {
                 self.copy_if_set(&format!("{section}.tls.{file}"), name, environment);
             }
+            if environment.is_true(SKIP_NAME)? {
+                self.set(&format!("{section}.tls.verify_name"), false);
+            }
+            self.copy_if_set(&format!("{section}.password_file"), redis.auth_file, environment);
             if environment.is_set(redis.timeout) {
                 let timeout = environment.read(redis.timeout, values::positive_duration)?;
                 self.set(&format!("{section}.connect_timeout"), values::format_duration(timeout));

@@ -11,6 +11,7 @@ pub(super) struct Redis {
     kind: &'static str,
     url: &'static str,
     auth: &'static str,
+    pub(super) auth_file: &'static str,
     tls: &'static str,
     pub(super) timeout: &'static str,
     pub(super) sentinel_auth: &'static str,
@@ -22,6 +23,7 @@ impl Redis {
         kind: "REDIS_TYPE",
         url: "REDIS_URL",
         auth: "REDIS_AUTH",
+        auth_file: "REDIS_AUTH_FILE",
         tls: "REDIS_TLS",
         timeout: "REDIS_TIMEOUT",
         sentinel_auth: "REDIS_SENTINEL_AUTH",
@@ -32,6 +34,7 @@ impl Redis {
         kind: "REDIS_PERSECOND_TYPE",
         url: "REDIS_PERSECOND_URL",
         auth: "REDIS_PERSECOND_AUTH",
+        auth_file: "REDIS_PERSECOND_AUTH_FILE",
         tls: "REDIS_PERSECOND_TLS",
         timeout: "REDIS_PERSECOND_TIMEOUT",
         sentinel_auth: "REDIS_PERSECOND_SENTINEL_AUTH",
@@ -48,6 +51,9 @@ impl Redis {
             Some(_) => return Err(environment.error(self.url, "is neither host:port nor redis://host:port")),
         };
         let scheme = if tls { "rediss" } else { "redis" };
+        if environment.is_set(self.auth) && environment.is_set(self.auth_file) {
+            return Err(environment.error(self.auth_file, format!("cannot be combined with {}", self.auth)));
+        }
         let (user, password) = match environment.value(self.auth) {
             Some(auth) => auth.split_once(':').unwrap_or(("", auth)),
             None => ("", ""),

@@ -146,7 +146,12 @@ fn the_address_of_redis_is_built_from_its_variables() {
     }
     let unix = [("REDIS_URL", "/run/r.sock"), ("REDIS_AUTH", "u:p")];
     assert_eq!(setting(&unix, "store").as_deref(), Some("redis+unix:///run/r.sock?pass=p&user=u"));
+    let both = [("REDIS_AUTH", "p"), ("REDIS_AUTH_FILE", "/p")];
+    assert!(read(&both).unwrap_err().to_string().ends_with("cannot be combined with REDIS_AUTH"));
     let second = [
+        ("REDIS_AUTH_FILE", "/secrets/one"),
+        ("REDIS_PERSECOND_AUTH_FILE", "/secrets/two"),
+        ("REDIS_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
         ("REDIS_PERSECOND", "true"),
         ("REDIS_PERSECOND_URL", "b:2"),
         ("REDIS_PERSECOND_SOCKET_TYPE", "tcp"),
@@ -160,6 +165,10 @@ fn the_address_of_redis_is_built_from_its_variables() {
         ("per_second.redis.connect_timeout", "1s 500ms"),
         ("per_second.redis.sentinel.username", "u"),
         ("per_second.redis.sentinel.password", "p"),
+        ("redis.password_file", "/secrets/one"),
+        ("per_second.redis.password_file", "/secrets/two"),
+        ("redis.tls.verify_name", "false"),
+        ("per_second.redis.tls.verify_name", "false"),
         ("per_second.redis.key_prefix", "mine:"),
         ("per_second.redis.expiry_jitter", "7s"),
         ("per_second.redis.bound_expiry_jitter", "false"),

@@ -1,4 +1,5 @@
-//! [`VARIABLES`]: all variables of envoyproxy/ratelimit (`settings.go` on main of July 2026) and their effects.
+//! [`VARIABLES`]: all variables of envoyproxy/ratelimit (`settings.go` on main of July 2026, and the two `…_AUTH_FILE` that
+//! were proposed in September, pull request 1240) and their effects.
 
 use super::values::{self, Parser};
 
@@ -113,6 +114,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("REDIS_URL", "/var/run/nutcracker/ratelimit.sock", Combined("store")),
     variable("REDIS_POOL_SIZE", "10", Ignored(POOL)),
     variable("REDIS_AUTH", "", Combined("store")),
+    variable("REDIS_AUTH_FILE", "", Combined("redis.password_file")),
     variable("REDIS_TLS", "false", Combined("store")),
     variable("REDIS_TLS_CLIENT_CERT", "", Combined("redis.tls.cert_file, per_second.redis.tls.cert_file")),
     variable("REDIS_TLS_CLIENT_KEY", "", Combined("redis.tls.key_file, per_second.redis.tls.key_file")),
@@ -120,7 +122,7 @@ pub const VARIABLES: &[Variable] = &[
     variable(
         "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION",
         "false",
-        Ignored("the name in a server's certificate is always verified"),
+        Combined("redis.tls.verify_name, per_second.redis.tls.verify_name"),
     ),
     variable("REDIS_PIPELINE_WINDOW", "0", Ignored(PIPELINED)),
     variable("REDIS_PIPELINE_LIMIT", "0", Ignored(PIPELINED)),
@@ -135,6 +137,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("REDIS_PERSECOND_URL", "/var/run/nutcracker/ratelimitpersecond.sock", Combined("per_second.store")),
     variable("REDIS_PERSECOND_POOL_SIZE", "10", Ignored(POOL)),
     variable("REDIS_PERSECOND_AUTH", "", Combined("per_second.store")),
+    variable("REDIS_PERSECOND_AUTH_FILE", "", Combined("per_second.redis.password_file")),
     variable("REDIS_PERSECOND_TLS", "false", Combined("per_second.store")),
     variable("REDIS_SENTINEL_AUTH", "", Combined("redis.sentinel")),
     variable("REDIS_PERSECOND_SENTINEL_AUTH", "", Combined("per_second.redis.sentinel")),

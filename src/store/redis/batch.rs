@@ -109,7 +109,7 @@ impl Batcher {
         now: Micros,
         slot: Option<u16>,
     ) -> Result<Steps, CallError> {
-        if !self.node.is_up() {
+        if !self.node.is_up() && !Box::pin(self.node.wait_for_reconnection()).await {
             return Err(StoreError::Unavailable.into());
         }
         let (answer, steps) = oneshot::channel();

@@ -133,6 +133,18 @@ impl Health {
         }
     }
 
+    /// Logs that a server rejected changed credentials on an open connection, once per series of such errors.
+    pub(super) fn log_rejected_login(&self, name: &str, error: &RedisError) {
+        if let Some(server) = self.lock().get(name)
+            && server.rejection_logs[Failure::NoAuth as usize].should_log()
+        {
+            tracing::warn!(
+                server = name, %error,
+                "Redis server rejects the changed password; open connections keep the previous one"
+            );
+        }
+    }
+
     /// Records that hits of a request that another server denied could not be rolled back.
     pub(super) fn rollback_failed(&self, worker: WorkerId) {
         self.failed_rollbacks.add(worker, 1);

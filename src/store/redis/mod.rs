@@ -7,6 +7,7 @@
 //!       ResponseBatching  delays answers briefly so that the answers of several servers are delivered together
 //!       Node              its connection to that server, with health checks, a deadline and a breaker
 //! Topology                discovers the servers once for all workers (single, sentinel, cluster, ring)
+//! Login                   credentials from a file or a command, which change while the service runs
 //! Program                 the combined script of the algorithms, the format of its calls and of its replies
 //! Health                  the state of the servers, for readiness, metrics and the log
 //! ```
@@ -21,6 +22,7 @@ mod failure;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod health;
+mod login;
 mod multi_node;
 mod node;
 mod overrides;
@@ -73,6 +75,14 @@ pub enum SetupError {
         /// Error of the operating system.
         source: std::io::Error,
     },
+    /// A file with a password that cannot be read or is empty.
+    #[error("cannot read the password of Redis from {path}")]
+    PasswordFile {
+        /// Path of the file.
+        path: String,
+        /// Error of the operating system, or the reason.
+        source: std::io::Error,
+    },
 }
 
 /// State that the workers' connections to one topology share.
@@ -100,10 +110,10 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Parses the address and reads the certificates. Does not connect yet.
+    /// Parses the address, and reads the certificates and the password. Does not connect yet.
     ///
     /// # Errors
-    /// Returns an error if the address is invalid or a certificate cannot be read.
+    /// Returns an error if the address is invalid, or a certificate or the password cannot be read.
     pub fn new(url: &str, settings: &Settings, time: Time, metrics: Arc<Metrics>) -> Result<Self, SetupError> {
         Ok(Self { main: Shared::new(url, settings, time, &metrics)?, per_second: None, metrics })
     }
@@ -111,18 +121,23 @@ impl Setup {
     /// Adds separate servers for limits of unit second.
     ///
     /// # Errors
-    /// Returns an error if the address is invalid or a certificate cannot be read.
+    /// Returns an error if the address is invalid, or a certificate or the password cannot be read.
     pub fn with_per_second(self, url: &str, settings: &Settings, time: Time) -> Result<Self, SetupError> {
         let per_second = Shared::new(url, settings, time, &self.metrics)?;
         Ok(Self { per_second: Some(per_second), ..self })
     }
 
-    /// Returns a future that keeps the list of servers up to date and never ends. Connections are only made while it is
-    /// polled.
+    /// Returns a future that keeps the list of servers and the credentials up to date and never ends. Connections are
+    /// only made while it is polled.
     pub fn follow(&self) -> impl Future<Output = ()> + Send + use<> {
-        let follow = |shared: &Arc<Shared>| Arc::clone(&shared.topology).follow(Arc::clone(&shared.health));
-        let all = join_all(std::iter::once(&self.main).chain(&self.per_second).map(follow));
-        all.map(drop)
+        let mut tasks = Vec::new();
+        for shared in std::iter::once(&self.main).chain(&self.per_second) {
+            for login in shared.topology.logins() {
+                tasks.push(Arc::clone(login).follow(Arc::clone(&shared.health)).boxed());
+            }
+            tasks.push(Arc::clone(&shared.topology).follow(Arc::clone(&shared.health)).boxed());
+        }
+        join_all(tasks).map(drop)
     }
 
     /// Creates the store of one worker. Background tasks keep it connected until the current runtime ends.

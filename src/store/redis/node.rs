@@ -5,8 +5,9 @@
 //! fails all calls immediately. Calls to other servers are not affected, because every server has its own node.
 //!
 //! ## Down ⟶ Up
-//! A background task reconnects, at first after 50 ms and later every 200 ms on average. Each attempt must complete the
-//! handshake, load the script, and execute a write that changes nothing within the deadline of a call. This excludes
+//! A background task reconnects immediately, then after 50 ms, and later every 200 ms on average. Calls that find a broken
+//! connection wait for the first attempt, at most for the deadline of a call, so that a server or a network that closes
+//! connections does not fail decisions. Each attempt must complete the handshake, load the script, and execute a write that changes nothing within the deadline of a call. This excludes
 //! frozen servers, which only accept connections; replicas, which do not write; and servers that take 200 ms to answer.
 
 use std::{
@@ -18,22 +19,26 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
+use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use sluicegate_common::within;
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use super::{
     Shared,
     failure::{Failure, HealthEffect},
+    login::Secret,
     tls_mismatch::TlsMismatch,
-    topology::{Server, back_off},
+    topology::{Connected, Server, back_off},
 };
 use crate::{metrics::WorkerId, store::StoreError};
 
 /// Interval between checks of an idle connection.
 const PING_INTERVAL: Duration = Duration::from_millis(250);
-/// Maximum number of calls that wait to be written to the connection.
-const MAX_QUEUED_CALLS: usize = 8_192;
+/// Interval between attempts to log in again on an open connection.
+const LOGIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One worker's connection to one server.
 pub(super) struct Node {
@@ -49,6 +54,8 @@ pub(super) struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Down,
+    /// The connection broke, and the first attempt to connect again has not ended.
+    Reconnecting,
     Up,
     /// The node was closed and does not reconnect.
     Closed,
@@ -113,6 +120,15 @@ impl Node {
 
     pub(super) fn is_up(&self) -> bool {
         self.link.load().is_some()
+    }
+
+    /// Waits for the first attempt to reconnect after the connection broke, at most for the deadline of a call. Returns
+    /// whether the node is up.
+    pub(super) async fn wait_for_reconnection(&self) -> bool {
+        let mut states = self.state.subscribe();
+        let attempt = states.wait_for(|state| *state != State::Reconnecting);
+        let _ = within(self.shared.settings.timeout, attempt).await;
+        self.is_up()
     }
 
     /// Waits until the node is up. Never returns if the node is closed.
@@ -210,7 +226,8 @@ impl Node {
     fn take_down(&self, link: &Arc<ServerConnection>, error: &RedisError) {
         let current = self.link.compare_and_swap(link, None);
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
-            self.set_state(State::Down);
+            let is_broken = Failure::of(error) == Failure::Io;
+            self.set_state(if is_broken { State::Reconnecting } else { State::Down });
             self.shared.health.mark_down(&self.server.name, error);
             self.broken.notify_one();
         }
@@ -237,24 +254,29 @@ impl Node {
         while !self.is_closed() {
             let attempt = within(self.shared.settings.connect_timeout, self.connect()).await;
             match attempt.unwrap_or_else(|_| Err(timeout_error())) {
-                Ok(connection) => {
+                Ok(Connected { connection, secret }) => {
+                    self.link.store(Some(Arc::new(ServerConnection { connection, timeouts: AtomicU32::new(0) })));
                     if !self.set_state(State::Up) {
+                        self.link.store(None);
                         return;
                     }
-                    self.link.store(Some(Arc::new(ServerConnection { connection, timeouts: AtomicU32::new(0) })));
                     self.shared.health.mark_up(&self.server.name);
                     failures = 0;
                     mismatch = None;
-                    self.ping_until_broken().await;
+                    self.ping_until_broken(secret).await;
                 }
                 Err(error) => {
+                    self.set_state(State::Down);
                     let failure = Failure::of(&error);
+                    if failure == Failure::NoAuth {
+                        self.server.report_rejected_login();
+                    }
                     // Later attempts are examined less often, because the search can take as long as an attempt.
                     if mismatch.is_none()
                         && failure.can_be_tls_mismatch()
                         && (failures == 0 || failures.is_power_of_two())
                     {
-                        mismatch = TlsMismatch::find(&self.server.client, self.shared.settings.connect_timeout).await;
+                        mismatch = TlsMismatch::find(self.server.addr(), self.shared.settings.connect_timeout).await;
                     }
                     self.report_connect_failure(failure, mismatch, &error);
                     self.shared.topology.request_refresh();
@@ -277,9 +299,11 @@ impl Node {
         self.shared.health.log_connect_failure(&self.server.name, failure, &description);
     }
 
-    /// Pings the server, so that a broken connection is detected before a caller uses it.
-    async fn ping_until_broken(&self) {
+    /// Pings the server, so that a broken connection is detected before a caller uses it, and logs in again when the
+    /// credentials change. `secret` contains those of the connection, if they can change.
+    async fn ping_until_broken(&self, mut secret: Option<Secret>) {
         let ping = redis::cmd("PING");
+        let mut last_login = Instant::now();
         loop {
             tokio::select! {
                 () = self.broken.notified() => return,
@@ -287,27 +311,53 @@ impl Node {
             }
             // `call` handles errors as it does for a decision.
             let _ = self.call(&ping, false).await;
+            if let Some(current) = &mut secret
+                && last_login.elapsed() >= LOGIN_INTERVAL
+            {
+                last_login = Instant::now();
+                self.update_login(current).await;
+            }
         }
     }
 
-    async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None)
-            .set_pipeline_buffer_size(MAX_QUEUED_CALLS);
-        let mut connection = self.server.client.get_multiplexed_async_connection_with_config(&config).await?;
+    /// Logs in again on the open connection if the credentials have changed since `secret`. If Redis rejects the new
+    /// ones, the connection keeps the previous ones.
+    async fn update_login(&self, secret: &mut Secret) {
+        let Some((command, new)) = self.server.login_command(secret) else {
+            return;
+        };
+        let Some(link) = self.link.load_full() else {
+            return;
+        };
+        match self.send(&mut link.connection.clone(), &command, false).await {
+            Ok(_) => *secret = new,
+            // The password may not have been changed at the server yet.
+            Err(error) if Failure::of(&error) == Failure::NoAuth => {
+                self.shared.health.count_failure(self.worker, Failure::NoAuth);
+                self.shared.health.log_rejected_login(&self.server.name, &error);
+                self.server.report_rejected_login();
+            }
+            Err(error) => {
+                self.handle_error(&link, &error);
+            }
+        }
+    }
+
+    async fn connect(&self) -> RedisResult<Connected> {
+        let mut connected = self.server.connect().await?;
+        let connection = &mut connected.connection;
         // Without a password, Redis rejects the script as too long and closes the connection, which hides the reason.
-        if let Err(error) = self.send(&mut connection, &redis::cmd("PING"), false).await
+        if let Err(error) = self.send(connection, &redis::cmd("PING"), false).await
             && Failure::of(&error) == Failure::NoAuth
         {
             return Err(error);
         }
-        self.load_script(&mut connection).await?;
+        self.load_script(connection).await?;
         let probe = self.shared.program.write_probe();
-        match self.send(&mut connection, &probe, false).await {
+        match self.send(connection, &probe, false).await {
             // In a cluster the key of the probe can belong to another server.
             Err(error) if !matches!(Failure::of(&error), Failure::Moved | Failure::Ask) => Err(error),
-            _ => Ok(connection),
+            _ => Ok(connected),
         }
     }
 

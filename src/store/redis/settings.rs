@@ -28,6 +28,15 @@ pub struct Settings {
     /// Whether a key outlives its content at most by the content's own lifetime, even if `expiry_jitter` is longer.
     /// Otherwise unused keys of short limits fill Redis.
     pub bound_expiry_jitter: bool,
+    /// File with the password, or with `user:password` if the address has no user. It is read again when it changes.
+    pub password_file: Option<PathBuf>,
+    /// Program with arguments, separated by spaces, that prints the password, or `user:password` if the address has no
+    /// user. Arguments cannot contain spaces.
+    pub password_command: Option<String>,
+    /// Time after which `password_command` runs again.
+    #[serde(with = "crate::duration")]
+    #[schemars(schema_with = "crate::duration::schema")]
+    pub password_max_age: Duration,
     /// Nodes of `redis+ring://`, if the address does not list them.
     pub ring: Vec<RingNode>,
     /// TLS settings for `rediss…://`.
@@ -54,7 +63,7 @@ const fn default_weight() -> u32 {
 }
 
 /// Certificates for `rediss…://`.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file with the certificate authorities to trust instead of the system's.
@@ -63,6 +72,17 @@ pub struct TlsSettings {
     pub cert_file: Option<PathBuf>,
     /// PEM file with the key of the client certificate.
     pub key_file: Option<PathBuf>,
+    /// Name that the certificates of the servers must have, instead of the host in the address.
+    pub server_name: Option<String>,
+    /// Whether the certificate of a server must have its name. If not, any certificate of a trusted authority is
+    /// accepted.
+    pub verify_name: bool,
+}
+
+impl Default for TlsSettings {
+    fn default() -> Self {
+        Self { ca_file: None, cert_file: None, key_file: None, server_name: None, verify_name: true }
+    }
 }
 
 /// Settings for connections to sentinels. The credentials in the address are those of the master.
@@ -73,6 +93,8 @@ pub struct SentinelSettings {
     pub username: Option<String>,
     /// Password of the ACL user, or of `requirepass`.
     pub password: Option<String>,
+    /// File with the password, or with `user:password` if there is no `username`. It is read again when it changes.
+    pub password_file: Option<PathBuf>,
     /// Whether to connect to the sentinels with TLS. By default the same as for the master.
     pub tls: Option<bool>,
 }
@@ -86,6 +108,9 @@ impl Default for Settings {
             timeouts_until_down: 3,
             expiry_jitter: Duration::from_secs(300),
             bound_expiry_jitter: true,
+            password_file: None,
+            password_command: None,
+            password_max_age: Duration::from_secs(600),
             ring: Vec::new(),
             tls: TlsSettings::default(),
             sentinel: SentinelSettings::default(),
@@ -94,6 +119,32 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    pub(crate) fn problem(&self) -> Option<&'static str> {
+        if self.timeout.is_zero() || self.connect_timeout.is_zero() {
+            return Some("redis.timeout and redis.connect_timeout must be greater than 0");
+        }
+        if self.key_prefix.contains(['{', '}']) {
+            return Some("redis.key_prefix must not contain braces, which mark the shard key");
+        }
+        if self.password_file.is_some() && self.password_command.is_some() {
+            return Some("redis.password_file and redis.password_command cannot be combined");
+        }
+        if self.password_command.as_deref().is_some_and(|line| line.trim().is_empty()) {
+            return Some("redis.password_command must begin with the path of a program");
+        }
+        if self.password_max_age < Duration::from_secs(1) {
+            return Some("redis.password_max_age must be at least 1s");
+        }
+        if self.sentinel.password.is_some() && self.sentinel.password_file.is_some() {
+            return Some("redis.sentinel.password and redis.sentinel.password_file cannot be combined");
+        }
+        if self.tls.server_name.is_some() && !self.tls.verify_name {
+            return Some("redis.tls.server_name has no effect with redis.tls.verify_name = false");
+        }
+        None
+    }
+
     /// Returns a copy without passwords.
     #[must_use]
     pub fn masked(&self) -> Self {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redis::{Client, ConnectionAddr};
+use redis::ConnectionAddr;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -34,9 +34,9 @@ pub(super) enum TlsMismatch {
 }
 
 impl TlsMismatch {
-    /// Opens another connection to the server and compares the first byte of the answer with the address.
-    pub(super) async fn find(client: &Client, deadline: Duration) -> Option<Self> {
-        let (host, port, has_tls) = match client.get_connection_info().addr() {
+    /// Opens another connection to a server and compares the first byte of the answer with its address.
+    pub(super) async fn find(address: &ConnectionAddr, deadline: Duration) -> Option<Self> {
+        let (host, port, has_tls) = match address {
             ConnectionAddr::Tcp(host, port) => (host, *port, false),
             ConnectionAddr::TcpTls { host, port, .. } => (host, *port, true),
             _ => return None,
@@ -83,19 +83,21 @@ mod tests {
         thread,
     };
 
+    use redis::IntoConnectionInfo;
+
     use super::*;
 
     /// Returns the mismatch of an address and a server that answers with these bytes.
     async fn mismatch(scheme: &str, answer: &'static [u8]) -> Option<TlsMismatch> {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let client = Client::open(format!("{scheme}://{}", listener.local_addr().unwrap())).unwrap();
+        let info = format!("{scheme}://{}", listener.local_addr().unwrap()).into_connection_info().unwrap();
         let mut read = question(scheme == "rediss");
         let server = thread::spawn(move || {
             let (mut stream, _) = listener.accept().unwrap();
             stream.read_exact(&mut read).unwrap();
             stream.write_all(answer).unwrap();
         });
-        let found = TlsMismatch::find(&client, Duration::from_secs(10)).await;
+        let found = TlsMismatch::find(info.addr(), Duration::from_secs(10)).await;
         server.join().unwrap();
         found
     }
@@ -117,7 +119,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_server_that_cannot_be_reached_has_no_mismatch() {
-        let client = Client::open("rediss://127.0.0.1:1").unwrap();
-        assert_eq!(TlsMismatch::find(&client, Duration::from_secs(10)).await, None);
+        let info = "rediss://127.0.0.1:1".into_connection_info().unwrap();
+        assert_eq!(TlsMismatch::find(info.addr(), Duration::from_secs(10)).await, None);
     }
 }

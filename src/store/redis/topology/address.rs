@@ -8,10 +8,19 @@ use redis::{
 };
 
 use super::{
-    super::{Settings, SetupError, settings::TlsSettings},
+    super::{Settings, SetupError, login::Login, settings::TlsSettings},
     Placement, Ring, Server, View,
 };
 use crate::{files, store::redact};
+
+/// The parsed address of a store.
+pub(super) struct Address {
+    pub(super) source: Source,
+    /// The initial view, which is empty if servers must be discovered.
+    pub(super) view: View,
+    /// Credentials that change, which must be followed.
+    pub(super) logins: Vec<Arc<Login>>,
+}
 
 /// The source of the current view.
 pub(super) enum Source {
@@ -27,7 +36,7 @@ pub(super) enum Source {
 pub(super) struct ServerConnector {
     redis: RedisConnectionInfo,
     tls: bool,
-    certificates: Option<TlsCertificates>,
+    access: Access,
 }
 
 impl ServerConnector {
@@ -37,7 +46,75 @@ impl ServerConnector {
             false => ConnectionAddr::Tcp(host.to_owned(), port),
         };
         let info = addr.into_connection_info()?.set_redis_settings(self.redis.clone());
-        server(info, self.certificates.clone(), None)
+        self.access.server(info, None)
+    }
+}
+
+/// What a connection needs in addition to the address of a server.
+#[derive(Clone)]
+struct Access {
+    login: Option<Arc<Login>>,
+    certificates: Option<TlsCertificates>,
+    certificate_name: Option<Arc<str>>,
+    verify_name: bool,
+}
+
+impl Access {
+    fn new(settings: &Settings) -> Result<Self, SetupError> {
+        let tls = &settings.tls;
+        Ok(Self {
+            login: Login::new(settings)?,
+            certificates: certificates(tls)?,
+            certificate_name: tls.server_name.as_deref().map(Arc::from),
+            verify_name: tls.verify_name,
+        })
+    }
+
+    /// Returns the access to sentinels, which have their own credentials.
+    fn for_sentinels(&self, settings: &Settings) -> Result<Self, SetupError> {
+        let login = match &settings.sentinel.password_file {
+            Some(path) => Some(Login::read(path)?),
+            None => None,
+        };
+        Ok(Self { login, ..self.clone() })
+    }
+
+    fn servers(&self, infos: Vec<ConnectionInfo>) -> Result<Vec<Server>, RedisError> {
+        infos.into_iter().map(|info| self.server(info, None)).collect()
+    }
+
+    /// Returns the server of an address. Its name is the address if there is no other.
+    fn server(&self, info: ConnectionInfo, name: Option<&str>) -> Result<Server, RedisError> {
+        let address = match info.addr() {
+            ConnectionAddr::TcpTls { insecure: true, .. } => {
+                return Err(invalid("#insecure is not supported; set redis.tls.ca_file or redis.tls.verify_name"));
+            }
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } if host.contains(':') => {
+                format!("[{host}]:{port}")
+            }
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
+            addr => addr.to_string(),
+        };
+        if self.login.is_some() && info.redis_settings().password().is_some() {
+            return Err(invalid(
+                "the address contains a password in addition to redis.password_file or redis.password_command",
+            ));
+        }
+        let name = name.map_or(address, str::to_owned).into();
+        let info = self.with_certificates(info)?;
+        Ok(Server { name, info, login: self.login.clone(), certificate_name: self.certificate_name.clone() })
+    }
+
+    fn with_certificates(&self, mut info: ConnectionInfo) -> Result<ConnectionInfo, RedisError> {
+        if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+            return Ok(info);
+        }
+        if let Some(certificates) = &self.certificates {
+            info = Client::build_with_tls(info, certificates.clone())?.get_connection_info().clone();
+        }
+        let mut addr = info.addr().clone();
+        addr.set_danger_accept_invalid_hostnames(!self.verify_name);
+        Ok(info.set_addr(addr))
     }
 }
 
@@ -92,9 +169,10 @@ fn invalid(reason: &'static str) -> RedisError {
     (ErrorKind::InvalidClientConfig, reason).into()
 }
 
-/// Parses an address into the source of views and the initial view, which is empty if servers must be discovered.
-pub(super) fn parse(url: &str, settings: &Settings) -> Result<(Source, View), SetupError> {
-    let certificates = certificates(&settings.tls)?;
+/// Parses the address of a store, and reads the certificates and the password.
+pub(super) fn parse(url: &str, settings: &Settings) -> Result<Address, SetupError> {
+    let access = Access::new(settings)?;
+    let mut logins = Vec::from_iter(access.login.clone());
     let address = |source| SetupError::Address { url: redact(url), source };
     let empty_view = View { servers: Vec::new(), placement: Placement::One };
     if let Some(multi_host) = MultiHostUrl::parse(url, CLUSTER) {
@@ -102,9 +180,9 @@ pub(super) fn parse(url: &str, settings: &Settings) -> Result<(Source, View), Se
             return Err(address(invalid("a cluster has only database 0")));
         }
         let infos = multi_host.infos(6_379, "").map_err(address)?;
-        let connector = connector(&infos, certificates.clone());
-        let seeds = servers(infos, certificates.as_ref()).map_err(address)?;
-        return Ok((Source::Cluster { seeds, connector }, empty_view));
+        let connector = connector(&infos, access.clone());
+        let seeds = access.servers(infos).map_err(address)?;
+        return Ok(Address { source: Source::Cluster { seeds, connector }, view: empty_view, logins });
     }
     if let Some(multi_host) = MultiHostUrl::parse(url, SENTINEL) {
         let (master, database) = multi_host.path.split_once('/').unwrap_or((multi_host.path, ""));
@@ -112,17 +190,24 @@ pub(super) fn parse(url: &str, settings: &Settings) -> Result<(Source, View), Se
             return Err(address(invalid("the address of sentinels must end with the name of the master")));
         }
         let infos = multi_host.infos(26_379, database).map_err(address)?;
-        let connector = connector(&infos, certificates.clone());
+        let connector = connector(&infos, access.clone());
+        // A mistake in the address of the master is reported now, not when it is discovered.
+        access.servers(infos.clone()).map_err(address)?;
         let infos = infos.iter().map(|info| sentinel(info, settings)).collect::<Result<_, _>>().map_err(address)?;
-        let sentinels = servers(infos, certificates.as_ref()).map_err(address)?;
-        return Ok((Source::Sentinel { sentinels, master: master.to_owned(), connector }, empty_view));
+        let sentinel_access = access.for_sentinels(settings)?;
+        let sentinels = sentinel_access.servers(infos).map_err(address)?;
+        logins.extend(sentinel_access.login);
+        let source = Source::Sentinel { sentinels, master: master.to_owned(), connector };
+        return Ok(Address { source, view: empty_view, logins });
     }
-    if let Some(multi_host) = MultiHostUrl::parse(url, RING) {
-        return Ok((Source::Fixed, ring(&multi_host, settings, certificates.as_ref()).map_err(address)?));
-    }
-    check_single(url).map_err(address)?;
-    let info = url.into_connection_info().map_err(|error| address(explained(url, error)))?;
-    Ok((Source::Fixed, View::one(server(info, certificates, None).map_err(address)?)))
+    let view = if let Some(multi_host) = MultiHostUrl::parse(url, RING) {
+        ring(&multi_host, settings, &access).map_err(address)?
+    } else {
+        check_single(url).map_err(address)?;
+        let info = url.into_connection_info().map_err(|error| address(explained(url, error)))?;
+        View::one(access.server(info, None).map_err(address)?)
+    };
+    Ok(Address { source: Source::Fixed, view, logins })
 }
 
 /// Rejects an address of one server that can only be a mistake.
@@ -151,19 +236,21 @@ fn explained(url: &str, error: RedisError) -> RedisError {
 }
 
 /// Returns the view of a ring with the nodes of the URL, named by their addresses, or those of the settings.
-fn ring(
-    multi_host: &MultiHostUrl<'_>,
-    settings: &Settings,
-    certificates: Option<&TlsCertificates>,
-) -> Result<View, RedisError> {
+fn ring(multi_host: &MultiHostUrl<'_>, settings: &Settings, access: &Access) -> Result<View, RedisError> {
     let mut nodes = Vec::new();
     if multi_host.hosts.is_empty() {
         for node in &settings.ring {
-            let server = server(node.url.as_str().into_connection_info()?, certificates.cloned(), Some(&node.name))?;
+            let info = node.url.as_str().into_connection_info()?;
+            let mut access = access.clone();
+            // The node has a password of its own.
+            if info.redis_settings().password().is_some() {
+                access.login = None;
+            }
+            let server = access.server(info, Some(&node.name))?;
             nodes.push((node.name.clone(), node.weight, server));
         }
     } else {
-        for server in servers(multi_host.infos(6_379, multi_host.path)?, certificates)? {
+        for server in access.servers(multi_host.infos(6_379, multi_host.path)?)? {
             nodes.push((server.name.to_string(), 1, server));
         }
     }
@@ -202,35 +289,10 @@ fn sentinel(info: &ConnectionInfo, settings: &Settings) -> Result<ConnectionInfo
     Ok(addr.into_connection_info()?.set_redis_settings(redis))
 }
 
-fn connector(infos: &[ConnectionInfo], certificates: Option<TlsCertificates>) -> ServerConnector {
+fn connector(infos: &[ConnectionInfo], access: Access) -> ServerConnector {
     let redis = infos.first().map(|info| info.redis_settings().clone()).unwrap_or_default();
     let tls = matches!(infos.first().map(ConnectionInfo::addr), Some(ConnectionAddr::TcpTls { .. }));
-    ServerConnector { redis, tls, certificates }
-}
-
-fn servers(infos: Vec<ConnectionInfo>, certificates: Option<&TlsCertificates>) -> Result<Vec<Server>, RedisError> {
-    infos.into_iter().map(|info| server(info, certificates.cloned(), None)).collect()
-}
-
-fn server(
-    info: ConnectionInfo,
-    certificates: Option<TlsCertificates>,
-    name: Option<&str>,
-) -> Result<Server, RedisError> {
-    let address = match info.addr() {
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } if host.contains(':') => {
-            format!("[{host}]:{port}")
-        }
-        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => format!("{host}:{port}"),
-        addr => addr.to_string(),
-    };
-    let is_tls = matches!(info.addr(), ConnectionAddr::TcpTls { .. });
-    let client = match certificates.filter(|_| is_tls) {
-        Some(certificates) => Client::build_with_tls(info, certificates)?,
-        None => Client::open(info)?,
-    };
-    let name: Arc<str> = name.map_or(address, str::to_owned).into();
-    Ok(Server { name, client })
+    ServerConnector { redis, tls, access }
 }
 
 fn certificates(tls: &TlsSettings) -> Result<Option<TlsCertificates>, SetupError> {
@@ -273,7 +335,7 @@ mod tests {
 
     #[test]
     fn parses_the_address_of_one_server() {
-        let (source, view) = parse("redis://localhost:7/3", &Settings::default()).unwrap();
+        let Address { source, view, .. } = parse("redis://localhost:7/3", &Settings::default()).unwrap();
         assert!(matches!(source, Source::Fixed));
         assert_eq!(names(&view.servers), ["localhost:7"]);
         assert_eq!(view.index_of(|| b"any"), Some(0));
@@ -282,7 +344,9 @@ mod tests {
     #[test]
     fn parses_the_seeds_of_a_cluster_with_a_default_port() {
         let url = "redis+cluster://app:s%40cret@a:7000,b,[::1]:7001,[::1]/0";
-        let (Source::Cluster { seeds, connector }, view) = parse(url, &Settings::default()).unwrap() else {
+        let Address { source: Source::Cluster { seeds, connector }, view, .. } =
+            parse(url, &Settings::default()).unwrap()
+        else {
             panic!("not a cluster");
         };
         assert_eq!(names(&seeds), ["a:7000", "b:6379", "[::1]:7001", "[::1]:6379"]);
@@ -296,32 +360,37 @@ mod tests {
 
     #[test]
     fn sentinels_have_their_own_credentials() {
-        let own = SentinelSettings { username: Some("watch".into()), password: Some("dog".into()), tls: Some(false) };
+        let own = SentinelSettings {
+            username: Some("watch".into()),
+            password: Some("dog".into()),
+            password_file: None,
+            tls: Some(false),
+        };
         let settings = Settings { sentinel: own, ..Settings::default() };
         let url = "rediss+sentinel://app:secret@a,b:7/main/2";
-        let (Source::Sentinel { sentinels, master, connector }, _) = parse(url, &settings).unwrap() else {
+        let Source::Sentinel { sentinels, master, connector } = parse(url, &settings).unwrap().source else {
             panic!("not sentinels");
         };
         assert_eq!((names(&sentinels), master.as_str()), (vec!["a:26379", "b:7"], "main"));
-        let info = sentinels[0].client.get_connection_info();
+        let info = &sentinels[0].info;
         assert_eq!((info.redis_settings().username(), info.redis_settings().password()), (Some("watch"), Some("dog")));
         assert!(matches!(info.addr(), ConnectionAddr::Tcp(..)));
         assert_eq!((connector.redis.password(), connector.redis.db(), connector.tls), (Some("secret"), 2, true));
-        let (Source::Sentinel { sentinels, .. }, _) = parse(url, &Settings::default()).unwrap() else {
+        let Source::Sentinel { sentinels, .. } = parse(url, &Settings::default()).unwrap().source else {
             panic!("not sentinels");
         };
-        let info = sentinels[0].client.get_connection_info();
+        let info = &sentinels[0].info;
         assert!(matches!(info.addr(), ConnectionAddr::TcpTls { .. }) && info.redis_settings().password().is_none());
     }
 
     #[test]
     fn nodes_of_a_ring_come_from_the_url_or_the_settings() {
-        let (_, view) = parse("redis+ring://a,b:7,c:8/1", &Settings::default()).unwrap();
+        let Address { view, .. } = parse("redis+ring://a,b:7,c:8/1", &Settings::default()).unwrap();
         assert_eq!(names(&view.servers), ["a:6379", "b:7", "c:8"]);
         let node = |name: &str, url: &str, weight| RingNode { name: name.into(), url: url.into(), weight };
         let ring = vec![node("one", "redis://x:1", 1), node("two", "rediss://:secret@y:2", 1_000_000)];
         let settings = Settings { ring, ..Settings::default() };
-        let (_, view) = parse("redis+ring://", &settings).unwrap();
+        let Address { view, .. } = parse("redis+ring://", &settings).unwrap();
         assert_eq!(names(&view.servers), ["one", "two"]);
         assert_eq!(view.index_of(|| b"any"), Some(1), "weights select the node");
         for (ring, expected) in [
@@ -348,10 +417,41 @@ mod tests {
             ("redis://:secret#1@a", "write # / ? @ : % as %23 %2F %3F %40 %3A %25"),
             ("redis://a:port", "did not parse"),
             ("redis+ring://a,a", "same name"),
+            ("rediss://:secret@a/#insecure", "#insecure is not supported; set redis.tls.ca_file"),
         ] {
             let error = rejection(url, &Settings::default());
             assert!(error.contains(expected), "{url}: {error}");
         }
+    }
+
+    /// A password in a file is not that of nodes that have one of their own.
+    #[test]
+    fn a_password_has_one_source() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, "secret").unwrap();
+        let node = |name: &str, url: &str| RingNode { name: name.into(), url: url.into(), weight: 1 };
+        let ring = vec![node("own", "redis://:other@x:1"), node("file", "redis://app@y:2")];
+        let settings = Settings { password_file: Some(file.path().into()), ring, ..Settings::default() };
+        for url in [
+            "redis://:secret@a",
+            "redis+unix:///redis.sock?pass=secret",
+            "redis+cluster://:secret@a",
+            "redis+sentinel://:secret@a/main",
+            "redis+ring://:secret@a",
+        ] {
+            let error = rejection(url, &settings);
+            assert!(error.contains("a password in addition to redis.password_file"), "{url}: {error}");
+        }
+        let parsed = parse("redis+ring://", &settings).unwrap();
+        let has_login: Vec<_> = parsed.view.servers.iter().map(|server| server.login.is_some()).collect();
+        assert_eq!(has_login, [false, true]);
+        assert_eq!(parsed.logins.len(), 1);
+        let sentinel = SentinelSettings { password_file: Some(file.path().into()), ..SentinelSettings::default() };
+        let settings = Settings { sentinel, ..Settings::default() };
+        let parsed = parse("redis+sentinel://:secret@a/main", &settings).unwrap();
+        let Source::Sentinel { sentinels, connector, .. } = parsed.source else { panic!("not sentinels") };
+        assert!(sentinels[0].login.is_some() && connector.access.login.is_none());
+        assert_eq!(parsed.logins.len(), 1);
     }
 
     #[test]

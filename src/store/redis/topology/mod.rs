@@ -6,11 +6,11 @@
 
 mod address;
 mod query;
+mod server;
 pub mod slots;
 
 use std::{sync::Arc, time::Duration};
 
-use redis::Client;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -20,22 +20,18 @@ use sluicegate_common::Ring;
 
 #[cfg(any(test, fuzzing))]
 pub(super) use self::query::read_any;
-use self::{address::Source, query::TopologyReport};
-use super::{Health, Settings, SetupError};
+pub(super) use self::server::{Connected, Server};
+use self::{
+    address::{Address, Source},
+    query::TopologyReport,
+};
+use super::{Health, Settings, SetupError, login::Login};
 use crate::metrics::WorkerId;
 
 /// Interval at which a healthy cluster or the sentinels are queried.
 pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Minimum interval between two queries when a refresh is requested.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
-
-/// A server and how to connect to it.
-#[derive(Clone)]
-pub(super) struct Server {
-    /// Unique name: the address, or in a ring the configured name.
-    pub(super) name: Arc<str>,
-    pub(super) client: Client,
-}
 
 /// The servers that store counters, and which of them has which shard.
 pub(super) struct View {
@@ -81,9 +77,9 @@ pub enum KeyLocation {
 /// Returns the location of a key, without connecting to Redis.
 ///
 /// # Errors
-/// Returns an error if the address is invalid or a certificate cannot be read.
+/// Returns an error if the address is invalid, or a certificate or the password cannot be read.
 pub fn locate(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, SetupError> {
-    let (source, view) = address::parse(url, settings)?;
+    let Address { source, view, .. } = address::parse(url, settings)?;
     let shard = hash_tag(key.as_bytes()).unwrap_or(key.as_bytes());
     Ok(match source {
         Source::Cluster { .. } => KeyLocation::Slot(slots::slot(shard)),
@@ -98,9 +94,9 @@ pub fn locate(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, 
 /// Returns the names and weights of the nodes of a ring, or an empty list for another topology.
 ///
 /// # Errors
-/// Returns an error if the address is invalid or a certificate cannot be read.
+/// Returns an error if the address is invalid, or a certificate or the password cannot be read.
 pub fn ring_nodes(url: &str, settings: &Settings) -> Result<Vec<(String, u32)>, SetupError> {
-    let (_, view) = address::parse(url, settings)?;
+    let view = address::parse(url, settings)?.view;
     let is_ring = matches!(view.placement, Placement::Ring(_));
     let weight = |name: &str| settings.ring.iter().find(|node| node.name == name).map_or(1, |node| node.weight);
     Ok(view.servers.iter().filter(|_| is_ring).map(|node| (node.name.to_string(), weight(&node.name))).collect())
@@ -116,17 +112,24 @@ pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
 /// Discovers the servers of an address and publishes the current [`View`].
 pub(super) struct Topology {
     source: Source,
+    logins: Vec<Arc<Login>>,
     connect_timeout: Duration,
     view: watch::Sender<Arc<View>>,
     refresh_requested: Notify,
 }
 
 impl Topology {
-    /// Parses the address and reads the certificates. Does not connect yet.
+    /// Parses the address, and reads the certificates and the password. Does not connect yet.
     pub(super) fn new(url: &str, settings: &Settings) -> Result<Self, SetupError> {
-        let (source, view) = address::parse(url, settings)?;
-        let (view, refresh_requested) = (watch::Sender::new(Arc::new(view)), Notify::new());
-        Ok(Self { source, connect_timeout: settings.connect_timeout, view, refresh_requested })
+        let Address { source, view, logins } = address::parse(url, settings)?;
+        let view = watch::Sender::new(Arc::new(view));
+        let connect_timeout = settings.connect_timeout;
+        Ok(Self { source, logins, connect_timeout, view, refresh_requested: Notify::new() })
+    }
+
+    /// Returns the credentials that change, which must be followed.
+    pub(super) fn logins(&self) -> &[Arc<Login>] {
+        &self.logins
     }
 
     /// Returns the current view and a notification of its changes.
@@ -219,7 +222,7 @@ pub(super) async fn back_off(failures: u32) {
 /// Parses the address of a store, for a fuzz target.
 #[cfg(any(test, fuzzing))]
 pub(super) fn read_address(url: &str, settings: &Settings) {
-    if let Ok((source, view)) = address::parse(url, settings) {
+    if let Ok(Address { source, view, .. }) = address::parse(url, settings) {
         assert_eq!(view.servers.is_empty(), !matches!(source, Source::Fixed), "{url}");
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use redis::{AsyncConnectionConfig, RedisError, RedisResult, Value};
+use redis::{ConnectionAddr, RedisError, RedisResult, Value};
 use sluicegate_common::within;
 use tokio::task::JoinSet;
 
@@ -45,8 +45,11 @@ impl QueryError {
     /// Describes the error of a query. Searches for a mismatch of TLS if the error can be its effect.
     async fn new(server: &Server, error: &RedisError, connect_timeout: Duration) -> Self {
         let failure = Failure::of(error);
+        if failure == Failure::NoAuth {
+            server.report_rejected_login();
+        }
         if failure.can_be_tls_mismatch()
-            && let Some(mismatch) = TlsMismatch::find(&server.client, connect_timeout).await
+            && let Some(mismatch) = TlsMismatch::find(server.addr(), connect_timeout).await
         {
             return Self { failure: Failure::Tls, description: format!("{}: {error}", mismatch.description()) };
         }
@@ -138,8 +141,7 @@ enum TopologyQuery {
 
 impl TopologyQuery {
     async fn send(&self, server: &Server) -> RedisResult<TopologyReport> {
-        let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let mut connection = server.client.get_multiplexed_async_connection_with_config(&config).await?;
+        let mut connection = server.connect().await?.connection;
         let mut pipe = redis::pipe();
         match self {
             Self::Slots => pipe.cmd("CLUSTER").arg("SLOTS").cmd("CLUSTER").arg("INFO"),
@@ -156,8 +158,8 @@ impl TopologyQuery {
         }
         match self {
             Self::Slots => {
-                let host = match server.client.get_connection_info().addr() {
-                    redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.as_str(),
+                let host = match server.addr() {
+                    ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.as_str(),
                     _ => "",
                 };
                 let map = slots::parse(map, host).filter(|map| !map.masters.is_empty());
@@ -263,8 +265,8 @@ mod tests {
     /// Returns the epoch of the report that is used.
     async fn queried_epoch(ports: &[u16], last_epoch: u64, offset: usize) -> Result<u64, String> {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
-        let (source, _) =
-            address::parse(&format!("redis+cluster://{}", hosts.join(",")), &Settings::default()).unwrap();
+        let url = format!("redis+cluster://{}", hosts.join(","));
+        let source = address::parse(&url, &Settings::default()).unwrap().source;
         let last_report = TopologyReport { epoch: last_epoch, map: None };
         let Source::Cluster { connector, .. } = &source else { panic!("not a cluster") };
         // The only server of the view has gone, so the seeds must be queried, too.

@@ -1,0 +1,275 @@
+//! [`Login`]: credentials in a file or printed by a command, which change while the service runs.
+//!
+//! New connections log in with the current credentials, and open ones log in again when they change. Credentials that
+//! Redis rejects are read again soon. Until a file can be read or a command succeeds again, the last ones are used.
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use redis::RedisConnectionInfo;
+use tokio::{
+    io::{AsyncRead, AsyncReadExt},
+    process::Command,
+    sync::{Notify, watch},
+    time::{sleep, timeout},
+};
+
+use super::{Health, Settings, SetupError, failure::Failure};
+use crate::{
+    files::{self, FileVersion},
+    metrics::WorkerId,
+};
+
+/// Interval at which a file is examined for changes.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// Time after which a command is ended.
+const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
+/// First pause before a command runs again after it has failed or Redis has rejected its credentials. It doubles each time.
+const MIN_RETRY_PAUSE: Duration = Duration::from_secs(1);
+/// Longest such pause.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(30);
+/// Maximum size of credentials, in bytes. Tokens of cloud providers have about 2,000.
+const MAX_BYTES: u64 = 64 * 1024;
+/// Maximum length of the part of a command's error output that is logged, in bytes.
+const MAX_ERROR_BYTES: u64 = 500;
+
+/// Credentials as a file or a command contains them: `password` or `user:password`.
+pub(super) type Secret = Arc<str>;
+
+/// Current credentials of the servers of one address.
+pub(super) struct Login {
+    source: LoginSource,
+    /// The current credentials, or `None` before the command has succeeded for the first time.
+    secret: watch::Sender<Option<Secret>>,
+    rejected: Notify,
+}
+
+/// The place that credentials come from.
+enum LoginSource {
+    File(PathBuf),
+    Command { line: String, max_age: Duration },
+}
+
+impl Login {
+    /// Creates the login of the settings, and reads the file for the first time. Returns `None` if the credentials are
+    /// part of the address.
+    pub(super) fn new(settings: &Settings) -> Result<Option<Arc<Self>>, SetupError> {
+        if let Some(path) = &settings.password_file {
+            return Self::read(path).map(Some);
+        }
+        let Some(line) = &settings.password_command else {
+            return Ok(None);
+        };
+        let source = LoginSource::Command { line: line.clone(), max_age: settings.password_max_age };
+        Ok(Some(Arc::new(Self { source, secret: watch::Sender::new(None), rejected: Notify::new() })))
+    }
+
+    /// Creates a login with the credentials in a file.
+    pub(super) fn read(path: &Path) -> Result<Arc<Self>, SetupError> {
+        let secret = read_secret(path)
+            .map_err(|source| SetupError::PasswordFile { path: path.display().to_string(), source })?;
+        let source = LoginSource::File(path.to_owned());
+        Ok(Arc::new(Self { source, secret: watch::Sender::new(Some(secret)), rejected: Notify::new() }))
+    }
+
+    /// Returns the current credentials. Waits for the first ones of a command.
+    pub(super) async fn secret(&self) -> Option<Secret> {
+        let mut secrets = self.secret.subscribe();
+        let secret = secrets.wait_for(Option::is_some).await.ok()?;
+        secret.clone()
+    }
+
+    /// Returns the current credentials if they differ from `previous`.
+    pub(super) fn changed_since(&self, previous: &Secret) -> Option<Secret> {
+        self.secret.borrow().clone().filter(|secret| secret != previous)
+    }
+
+    /// Requests that the credentials are read again soon, because a server has rejected them.
+    pub(super) fn report_rejection(&self) {
+        self.rejected.notify_one();
+    }
+
+    /// Keeps the credentials up to date. Never returns.
+    pub(super) async fn follow(self: Arc<Self>, health: Arc<Health>) {
+        match &self.source {
+            LoginSource::File(path) => self.follow_file(path).await,
+            LoginSource::Command { line, max_age } => self.follow_command(line, *max_age, &health).await,
+        }
+    }
+
+    async fn follow_file(&self, path: &Path) {
+        // The file can have changed since it was read for the first time.
+        let mut read_version = None;
+        let mut is_failure_logged = false;
+        loop {
+            let version = FileVersion::of(path);
+            if version.is_none() || version != read_version {
+                match read_secret(path) {
+                    Ok(secret) => {
+                        self.publish(secret);
+                        read_version = version;
+                        is_failure_logged = false;
+                    }
+                    Err(error) if !is_failure_logged => {
+                        let file = path.display();
+                        tracing::warn!(%file, %error, "cannot read the password of Redis; the previous one stays in use");
+                        is_failure_logged = true;
+                    }
+                    Err(_) => {}
+                }
+            }
+            let _ = timeout(POLL_INTERVAL, self.rejected.notified()).await;
+        }
+    }
+
+    async fn follow_command(&self, line: &str, max_age: Duration, health: &Health) {
+        let mut pause = MIN_RETRY_PAUSE;
+        loop {
+            match run(line).await {
+                Ok(secret) => {
+                    self.publish(secret);
+                    let was_rejected = timeout(max_age, self.rejected.notified()).await.is_ok();
+                    if !was_rejected {
+                        pause = MIN_RETRY_PAUSE;
+                        continue;
+                    }
+                }
+                Err(error) => {
+                    health.count_failure(WorkerId(0), Failure::NoAuth);
+                    tracing::warn!(error, "redis.password_command has failed; it runs again soon");
+                }
+            }
+            sleep(pause).await;
+            pause = (pause * 2).min(MAX_RETRY_PAUSE);
+        }
+    }
+
+    fn publish(&self, secret: Secret) {
+        self.secret.send_replace(Some(secret));
+    }
+}
+
+/// Returns the user and the password of a secret. `info` contains the user of the address. Without one, the secret can
+/// be `user:password`.
+pub(super) fn split<'s>(secret: &'s str, info: &'s RedisConnectionInfo) -> (Option<&'s str>, &'s str) {
+    if let Some(user) = info.username() {
+        return (Some(user), secret);
+    }
+    match secret.split_once(':') {
+        Some(("", password)) => (None, password),
+        Some((user, password)) => (Some(user), password),
+        None => (None, secret),
+    }
+}
+
+fn read_secret(path: &Path) -> io::Result<Secret> {
+    let text = files::read_to_string(path, MAX_BYTES)?;
+    secret(&text).ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the file is empty"))
+}
+
+/// Returns a text without the end of its last line, or `None` if it is empty.
+fn secret(text: &str) -> Option<Secret> {
+    let text = text.trim_end_matches(['\r', '\n']);
+    (!text.is_empty()).then(|| text.into())
+}
+
+/// Runs a command and returns the credentials that it prints.
+async fn run(line: &str) -> Result<Secret, String> {
+    let mut words = line.split_whitespace();
+    let program = words.next().ok_or("the command is empty")?;
+    let mut command = Command::new(program);
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().map_err(|error| format!("{program}: {error}"))?;
+    let output = child.stdout.take();
+    let errors = child.stderr.take();
+    let finished =
+        async { tokio::join!(child.wait(), read_start(output, MAX_BYTES), read_start(errors, MAX_ERROR_BYTES)) };
+    let Ok((status, output, errors)) = timeout(COMMAND_TIMEOUT, finished).await else {
+        return Err(format!("{program} has not ended after {} s", COMMAND_TIMEOUT.as_secs()));
+    };
+    let status = status.map_err(|error| format!("{program}: {error}"))?;
+    if !status.success() {
+        return Err(format!("{program}: {status}: {}", String::from_utf8_lossy(&errors).trim()));
+    }
+    if output.len() as u64 == MAX_BYTES {
+        return Err(format!("{program} prints more than {MAX_BYTES} bytes"));
+    }
+    let text = String::from_utf8(output).map_err(|_| format!("{program} prints no valid UTF-8"))?;
+    secret(&text).ok_or_else(|| format!("{program} prints nothing"))
+}
+
+/// Reads a stream to its end, and returns at most the first `max_bytes`.
+async fn read_start(stream: Option<impl AsyncRead + Unpin>, max_bytes: u64) -> Vec<u8> {
+    let mut start = Vec::new();
+    let Some(mut stream) = stream else {
+        return start;
+    };
+    // What cannot be read is treated as the end.
+    let _ = (&mut stream).take(max_bytes).read_to_end(&mut start).await;
+    let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
+    start
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn a_secret_can_contain_the_user_unless_the_address_does() {
+        let without_user = RedisConnectionInfo::default();
+        let with_user = RedisConnectionInfo::default().set_username("app");
+        for (secret, expected) in [
+            ("password", (None, "password")),
+            ("user:pass:word", (Some("user"), "pass:word")),
+            (":password", (None, "password")),
+        ] {
+            assert_eq!(split(secret, &without_user), expected);
+            assert_eq!(split(secret, &with_user), (Some("app"), secret));
+        }
+    }
+
+    #[test]
+    fn only_the_end_of_the_line_is_removed() {
+        for (text, expected) in [("a\r\n", Some("a")), (" a b \n\n", Some(" a b ")), ("\n", None), ("", None)] {
+            assert_eq!(secret(text).as_deref(), expected, "{text:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_empty_or_missing_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("password");
+        let error = |path: &Path| Login::read(path).err().map(|error| crate::errors::chain(&error)).unwrap_or_default();
+        assert!(error(&path).contains("No such file"), "{}", error(&path));
+        fs::write(&path, "\n").unwrap();
+        assert!(error(&path).ends_with("password: the file is empty"), "{}", error(&path));
+    }
+
+    #[tokio::test]
+    async fn a_command_must_succeed_and_print_a_text() {
+        assert_eq!(&*run("echo -n a:b").await.unwrap(), "a:b");
+        for (line, expected) in [
+            ("", "the command is empty"),
+            ("/nowhere/token", "/nowhere/token: No such file"),
+            ("true", "true prints nothing"),
+            ("ls /nowhere", "ls: exit status: 2: ls: "),
+            ("head -c 70000 /dev/zero", "head prints more than 65536 bytes"),
+        ] {
+            let error = run(line).await.unwrap_err();
+            assert!(error.starts_with(expected), "{line}: {error}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_command_that_does_not_end_is_killed() {
+        // Time is advanced as soon as nothing else can run.
+        assert_eq!(run("sleep 1000").await.unwrap_err(), "sleep has not ended after 30 s");
+    }
+}

@@ -1,0 +1,106 @@
+//! [`Server`]: a server, and how to connect to it.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, RedisFuture, RedisResult,
+    aio::MultiplexedConnection, io::AsyncDNSResolver,
+};
+
+use crate::store::redis::login::{Login, Secret, split};
+
+/// Maximum number of calls that wait to be written to the connection.
+const MAX_QUEUED_CALLS: usize = 8_192;
+
+/// A server and how to connect to it.
+#[derive(Clone)]
+pub(in crate::store::redis) struct Server {
+    /// Unique name: the address, or in a ring the configured name.
+    pub(in crate::store::redis) name: Arc<str>,
+    /// The address, with credentials unless there is a `login`.
+    pub(super) info: ConnectionInfo,
+    /// Credentials that change.
+    pub(super) login: Option<Arc<Login>>,
+    /// Name that the server's certificate must have, instead of the host in the address.
+    pub(super) certificate_name: Option<Arc<str>>,
+}
+
+/// A new connection, which is logged in.
+pub(in crate::store::redis) struct Connected {
+    pub(in crate::store::redis) connection: MultiplexedConnection,
+    /// The credentials that were used, if they can change.
+    pub(in crate::store::redis) secret: Option<Secret>,
+}
+
+impl Server {
+    /// Connects without a deadline, which the caller sets.
+    pub(in crate::store::redis) async fn connect(&self) -> RedisResult<Connected> {
+        let mut info = self.info.clone();
+        let secret = match &self.login {
+            Some(login) => login.secret().await,
+            None => None,
+        };
+        if let Some(secret) = &secret {
+            let mut settings = info.redis_settings().clone();
+            let (user, password) = split(secret, &settings);
+            let (user, password) = (user.map(str::to_owned), password.to_owned());
+            if let Some(user) = user {
+                settings = settings.set_username(user);
+            }
+            info = info.set_redis_settings(settings.set_password(password));
+        }
+        let mut config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(MAX_QUEUED_CALLS);
+        if let Some(name) = &self.certificate_name
+            && let ConnectionAddr::TcpTls { host, port, insecure, tls_params } = info.addr().clone()
+        {
+            // The client compares the certificate with the host that it connects to.
+            config = config.set_dns_resolver(HostOf(host));
+            info = info.set_addr(ConnectionAddr::TcpTls { host: name.to_string(), port, insecure, tls_params });
+        }
+        let connection = Client::open(info)?.get_multiplexed_async_connection_with_config(&config).await?;
+        Ok(Connected { connection, secret })
+    }
+
+    /// Returns the command that logs in with other credentials, and these, if they have changed since `previous`.
+    pub(in crate::store::redis) fn login_command(&self, previous: &Secret) -> Option<(redis::Cmd, Secret)> {
+        let secret = self.login.as_ref()?.changed_since(previous)?;
+        let (user, password) = split(&secret, self.info.redis_settings());
+        let mut command = redis::cmd("AUTH");
+        if let Some(user) = user {
+            command.arg(user);
+        }
+        command.arg(password);
+        Some((command, secret))
+    }
+
+    /// Requests that the credentials are read again soon, because the server has rejected them.
+    pub(in crate::store::redis) fn report_rejected_login(&self) {
+        if let Some(login) = &self.login {
+            login.report_rejection();
+        }
+    }
+
+    /// Returns the host or the path in the address.
+    pub(in crate::store::redis) fn addr(&self) -> &ConnectionAddr {
+        self.info.addr()
+    }
+}
+
+/// Resolves this host in place of the name that a certificate must have.
+struct HostOf(String);
+
+impl AsyncDNSResolver for HostOf {
+    fn resolve<'a, 'b: 'a>(
+        &'a self,
+        _certificate_name: &'b str,
+        port: u16,
+    ) -> RedisFuture<'a, Box<dyn Iterator<Item = SocketAddr> + Send + 'a>> {
+        Box::pin(async move {
+            let addresses = tokio::net::lookup_host((self.0.as_str(), port)).await?;
+            Ok(Box::new(addresses) as Box<dyn Iterator<Item = SocketAddr> + Send>)
+        })
+    }
+}
