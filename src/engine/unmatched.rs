@@ -180,20 +180,22 @@ impl UnmatchedDescriptors {
         sums.into_values().collect()
     }
 
-    /// Returns the number of descriptors of domains that the rules did not have.
-    pub(super) fn of_unknown_domains(&self) -> u64 {
-        let groups = self.groups();
-        groups.iter().filter(|group| group.is_unknown_domain).map(|group| group.total).sum()
+    /// Returns the number of descriptors of domains that the rules did not have, by domain.
+    pub(super) fn by_unknown_domain(&self) -> BTreeMap<Arc<str>, u64> {
+        self.sum_by_domain(true)
     }
 
     /// Returns the number of descriptors by domain, without those of unknown domains.
     pub(super) fn by_domain(&self) -> BTreeMap<Arc<str>, u64> {
+        self.sum_by_domain(false)
+    }
+
+    fn sum_by_domain(&self, is_unknown_domain: bool) -> BTreeMap<Arc<str>, u64> {
         let mut sums = BTreeMap::new();
         for group in self.groups() {
-            if group.is_unknown_domain {
-                continue;
+            if group.is_unknown_domain == is_unknown_domain {
+                *sums.entry(group.domain).or_default() += group.total;
             }
-            *sums.entry(group.domain).or_default() += group.total;
         }
         sums
     }
@@ -291,7 +293,8 @@ mod tests {
         assert_eq!(groups.len(), 1 + MAX_UNKNOWN_DOMAINS + 1);
         let others = groups.iter().find(|group| *group.domain == *OTHER).unwrap();
         assert_eq!(others.total as usize, MAX_UNKNOWN_DOMAINS + 1);
-        assert_eq!(unmatched.of_unknown_domains() as usize, 3 + 2 * MAX_UNKNOWN_DOMAINS);
+        assert_eq!(unmatched.by_unknown_domain().values().sum::<u64>() as usize, 3 + 2 * MAX_UNKNOWN_DOMAINS);
+        assert_eq!(unmatched.by_unknown_domain()["shop"], 3);
         count(&unmatched, 0, "api", &["user"], 80);
         assert_eq!(unmatched.by_domain()["api"], 1);
         let unmatched = UnmatchedDescriptors::new(1);

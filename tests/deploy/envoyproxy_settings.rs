@@ -120,6 +120,7 @@ async fn metrics_are_sent_to_statsd() {
     for _ in 0..3 {
         client.check(request_for("d", &[("a", "1"), ("b", "2"), ("c", "10.0.0.1")])).await.unwrap();
     }
+    client.check(request_for("unknown", &[("a", "1")])).await.unwrap();
     wait_for("a failure to send", || server.log().contains("cannot send metrics to statsd").then_some(()));
     let listener = std::net::TcpListener::bind(format!("127.0.0.1:{statsd}")).unwrap();
     let all = [("total_hits", 3), ("within_limit", 2), ("over_limit", 1), ("near_limit", 1)];
@@ -135,11 +136,12 @@ async fn metrics_are_sent_to_statsd() {
             "{lines}"
         );
     }
-    assert!(lines.contains("ratelimit_server.ShouldRateLimit.total_requests.__zone=a:3|c\n"), "{lines}");
+    assert!(lines.contains("ratelimit.service.rate_limit.unknown.domain_not_found.__zone=a:1|c\n"), "{lines}");
+    assert!(lines.contains("ratelimit_server.ShouldRateLimit.total_requests.__zone=a:4|c\n"), "{lines}");
     let times =
         lines.lines().filter(|line| line.starts_with("ratelimit_server.ShouldRateLimit.response_time.__zone=a:"));
     let samples: f64 = times.map(|line| 1.0 / line.rsplit_once('@').unwrap().1.parse::<f64>().unwrap()).sum();
-    assert!((samples - 3.0).abs() < 1e-6, "{lines}");
+    assert!((samples - 4.0).abs() < 1e-6, "{lines}");
     // The last changes are sent during the shutdown.
     client.check(request_for("d", &[("a", "1"), ("b", "2"), ("c", "x")])).await.unwrap();
     server.signal("TERM");

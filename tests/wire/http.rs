@@ -118,7 +118,7 @@ descriptors:
 #[tokio::test]
 async fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     let folder = rules(&[("d.yaml", RULES)]);
-    let server = Server::builder().rules(folder.path()).set("telemetry.max_dynamic_series", "27").start();
+    let server = Server::builder().rules(folder.path()).set("telemetry.max_dynamic_series", "30").start();
     let client = server.client().await;
     let check = async |entries: &[(&str, &str)], hits| {
         client.check(Request::new("d").descriptor(descriptor(entries).hits(hits))).await.unwrap();
@@ -151,7 +151,7 @@ async fn statistics_have_the_names_of_envoyproxy_ratelimit() {
     }
     for (series, expected) in [
         ("sluicegate_metric_series_overflow_hits_total", 4.0),
-        ("sluicegate_metric_dynamic_series", 27.0),
+        ("sluicegate_metric_dynamic_series", 30.0),
         ("sluicegate_domain_not_found_total", 1.0),
         ("ratelimit_service_config_load_success", 1.0),
         ("ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}", 12.0),

@@ -248,6 +248,10 @@ impl Statistics {
                 }
             }
         }
+        for (domain, descriptors) in self.unmatched.by_unknown_domain() {
+            let name = format!("ratelimit.service.rate_limit.{}.domain_not_found", series::sanitize(&domain));
+            *totals.entry(name).or_default() += descriptors;
+        }
         *totals.entry("ratelimit.service.global_shadow_mode".to_owned()).or_default() += self.global_shadow.get();
     }
 
@@ -291,7 +295,7 @@ impl Statistics {
             meter,
             "sluicegate_domain_not_found_total",
             "Descriptors of domains that no rule file defines",
-            move || this.unmatched.of_unknown_domains(),
+            move || this.unmatched.by_unknown_domain().values().sum(),
         );
         let this = Arc::clone(self);
         let unmatched = meter.u64_observable_counter("sluicegate_rule_not_found_total");
