@@ -1,5 +1,6 @@
 //! Setup of logs, metrics and traces. The metrics themselves are defined in the modules that they describe.
 
+mod caller_span;
 mod exposition;
 mod http_client;
 mod logs;

@@ -4,20 +4,17 @@ use std::time::{Duration, Instant};
 
 use http::HeaderMap;
 use opentelemetry::{
-    Context, KeyValue,
-    propagation::{Extractor, TextMapPropagator},
+    KeyValue,
+    propagation::Extractor,
     trace::{Span as _, SpanKind, Tracer, TracerProvider},
 };
 use opentelemetry_otlp::{
     OTEL_EXPORTER_OTLP_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT_DEFAULT, OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, SpanExporter,
     WithExportConfig, WithHttpConfig,
 };
-use opentelemetry_sdk::{
-    propagation::TraceContextPropagator,
-    trace::{Sampler, SdkTracer, SdkTracerProvider},
-};
+use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 
-use super::{OtlpProtocol, OtlpSettings, TelemetryError, http_client::HttpClient};
+use super::{OtlpProtocol, OtlpSettings, TelemetryError, caller_span::CallerSpan, http_client::HttpClient};
 use crate::metrics::TraceId;
 
 /// An exporter of spans. By default it exports nothing, at the cost of one comparison per decision.
@@ -54,7 +51,8 @@ impl Traces {
         Ok(Self(Some((provider, tracer))))
     }
 
-    /// Starts the span of a decision; `None` if traces are off or this one is not sampled.
+    /// Starts the span of a decision, as a child of the span in headers of W3C or B3; `None` if traces are off or this
+    /// one is not sampled.
     #[must_use]
     pub fn start(&self, headers: &HeaderMap) -> Option<Span> {
         self.start_with(&Headers(headers))
@@ -68,7 +66,7 @@ impl Traces {
 
     fn start_with(&self, carrier: &dyn Extractor) -> Option<Span> {
         let (_, tracer) = self.0.as_ref()?;
-        let parent = TraceContextPropagator::new().extract_with_context(&Context::new(), carrier);
+        let parent = CallerSpan::read(carrier).context()?;
         let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
         let span = span.start_with_context(tracer, &parent);
         span.is_recording().then(|| Span(Box::new((span, Instant::now()))))
@@ -157,6 +155,23 @@ mod tests {
         assert!(span.timing().0 >= hour);
         span.start_timing();
         assert!(span.timing().0 < hour);
+    }
+
+    #[test]
+    fn the_span_of_a_decision_is_a_child_of_the_span_in_headers_of_b3() {
+        let provider = SdkTracerProvider::builder().with_sampler(Sampler::ParentBased(Box::new(Sampler::AlwaysOn)));
+        let provider = provider.build();
+        let tracer = provider.tracer("x");
+        let traces = Traces(Some((provider, tracer)));
+        let start = |name: &'static str, value: &'static str| {
+            let headers = HeaderMap::from_iter([(http::HeaderName::from_static(name), value.parse().unwrap())]);
+            traces.start(&headers).map(|span| span.timing().1.0)
+        };
+        assert_eq!(start("b3", "8448eb211c80319c-b7ad6b7169203331-1"), Some(0x8448_eb21_1c80_319c));
+        assert_eq!(start("b3", "8448eb211c80319c-b7ad6b7169203331-0"), None);
+        assert_eq!(start("b3", "0"), None);
+        assert_eq!(start("x-b3-sampled", "0"), None);
+        assert!(start("b3", "not-valid").is_some_and(|trace| trace != 0));
     }
 
     #[test]

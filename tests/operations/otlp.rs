@@ -74,14 +74,21 @@ impl Collector {
     }
 }
 
-/// Sends a request with this trace context.
+/// Sends a request with this trace context of W3C.
 async fn send(server: &Server, traceparent: &str) {
+    send_with(server, &[("traceparent", traceparent)]).await;
+}
+
+/// Sends a request with these headers.
+async fn send_with(server: &Server, headers: &[(&'static str, &str)]) {
     let channel = Endpoint::from_shared(format!("http://{}", server.grpc)).unwrap().connect().await.unwrap();
     let entry = Entry { key: "user".into(), value: "carol".into() };
     let descriptor = RateLimitDescriptor { entries: vec![entry], ..RateLimitDescriptor::default() };
     let message = RateLimitRequest { domain: "example".into(), descriptors: vec![descriptor], hits_addend: 0 };
     let mut request = Request::new(message);
-    request.metadata_mut().insert("traceparent", traceparent.parse().unwrap());
+    for (name, value) in headers {
+        request.metadata_mut().insert(*name, value.parse().unwrap());
+    }
     RateLimitServiceClient::new(channel).should_rate_limit(request).await.unwrap();
 }
 
@@ -99,12 +106,7 @@ async fn a_callers_sampled_trace_is_continued() {
     server.signal("TERM");
     assert!(server.wait().await.success());
     let requests = collector.traces.lock().unwrap();
-    let spans: Vec<_> = requests
-        .iter()
-        .flat_map(|request| &request.resource_spans)
-        .flat_map(|resource| &resource.scope_spans)
-        .flat_map(|scope| &scope.spans)
-        .collect();
+    let spans = spans(&requests);
     assert_eq!(spans.len(), 1, "{spans:#?}");
     assert_eq!(spans[0].name, "ShouldRateLimit");
     assert_eq!(spans[0].trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
@@ -114,6 +116,50 @@ async fn a_callers_sampled_trace_is_continued() {
     let keys: Vec<_> = spans[0].attributes.iter().map(|attribute| attribute.key.as_str()).collect();
     assert_eq!(keys, ["domain", "outcome"]);
     assert!(!format!("{requests:?}").contains("carol"), "no export contains the value of an entry: {requests:?}");
+}
+
+/// A trace is also continued by B3 headers, with their sampling decision. Malformed headers fail no request.
+#[tokio::test]
+async fn a_callers_trace_in_headers_of_b3_is_continued() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.sample_ratio", "0")
+        .start();
+    let (trace_id, span_id) = ("x-b3-traceid", "x-b3-spanid");
+    let w3c = ("traceparent", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01");
+    for sampled in [
+        &[("b3", "0000000000000000000000000000000a-000000000000000a-1"), w3c][..],
+        &[("b3", "000000000000000b-000000000000000b-d")],
+        &[(trace_id, "000000000000000c"), (span_id, "000000000000000c"), ("x-b3-sampled", "1")],
+        &[(trace_id, "000000000000000d"), (span_id, "000000000000000d"), ("x-b3-flags", "1")],
+    ] {
+        send_with(&server, sampled).await;
+    }
+    for not_sampled in [
+        &[("b3", "000000000000000e-000000000000000e-0"), w3c][..],
+        &[("b3", "0")],
+        &[(trace_id, "000000000000000e"), (span_id, "000000000000000e"), ("x-b3-sampled", "0"), w3c],
+        &[("b3", "-------"), ("x-b3-flags", "?"), (trace_id, "x")],
+    ] {
+        send_with(&server, not_sampled).await;
+    }
+    let baggage = ("baggage", "user=carol");
+    send_with(&server, &[("b3", "000000000000000f-000000000000000f-1"), baggage]).await;
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let requests = collector.traces.lock().unwrap();
+    let spans = spans(&requests);
+    let ids: Vec<_> = spans.iter().map(|span| (span.trace_id[15], span.parent_span_id[7])).collect();
+    assert_eq!(ids, [0xa, 0xb, 0xc, 0xd, 0xf].map(|id| (id, id)));
+    assert!(!format!("{requests:?}").contains("carol"), "no export contains baggage: {requests:?}");
+}
+
+/// Returns the spans of the requests to a collector.
+fn spans(requests: &[ExportTraceServiceRequest]) -> Vec<&opentelemetry_proto::tonic::trace::v1::Span> {
+    let resources = requests.iter().flat_map(|request| &request.resource_spans);
+    resources.flat_map(|resource| &resource.scope_spans).flat_map(|scope| &scope.spans).collect()
 }
 
 /// Traces and metrics are exported over HTTP, with a configured service name.
@@ -220,8 +266,7 @@ async fn a_check_on_a_stream_continues_its_trace() {
     server.signal("TERM");
     assert!(server.wait().await.success());
     let requests = collector.traces.lock().unwrap();
-    let resources = requests.iter().flat_map(|request| &request.resource_spans);
-    let spans: Vec<_> = resources.flat_map(|resource| &resource.scope_spans).flat_map(|scope| &scope.spans).collect();
+    let spans = spans(&requests);
     assert_eq!(spans.len(), 2, "{spans:#?}");
     for span in spans {
         assert_eq!(span.trace_id, 0x0af7_6519_16cd_43dd_8448_eb21_1c80_319c_u128.to_be_bytes());
