@@ -9,6 +9,7 @@ use std::{
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
 /// Selects the first of many similar events for the log.
+#[derive(Debug)]
 pub struct LogThrottle {
     start: Instant,
     /// Milliseconds from the start to the latest event, plus one; 0 before the first.

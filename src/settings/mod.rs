@@ -7,6 +7,7 @@ pub mod envoyproxy;
 pub mod fuzz;
 mod invalid;
 mod memory;
+pub mod opentelemetry;
 mod schema;
 mod store_address;
 mod unknown;
@@ -22,11 +23,14 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, ConfigError, Environment, File, FileFormat, Map, Source, Value, ValueKind};
+use config::{
+    Config, ConfigBuilder, ConfigError, Environment, File, FileFormat, Map, Source, Value, ValueKind,
+    builder::DefaultState,
+};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::{envoyproxy::EnvoyproxySettings, store_address::is_address};
+use self::{envoyproxy::EnvoyproxySettings, opentelemetry::OpenTelemetrySettings, store_address::is_address};
 pub use self::{invalid::listen_address, memory::Memory, schema::schema};
 use crate::{engine, service, store, telemetry, transport, yaml_bounds};
 
@@ -35,7 +39,7 @@ const PREFIX: &str = "SLUICEGATE";
 /// Separator between the sections of a variable's name.
 const SEPARATOR: &str = "__";
 /// Settings that are lists, which only a file can contain. Their empty defaults are not serialized, so they are listed.
-const LISTS: [&str; 9] = [
+const LISTS: [&str; 13] = [
     "admin.operate",
     "admin.read",
     "record.entity_keys",
@@ -43,6 +47,10 @@ const LISTS: [&str; 9] = [
     "rules.xds.headers",
     "rules.xds.node_metadata",
     "per_second.redis.ring",
+    "telemetry.otlp.headers",
+    "telemetry.otlp.metrics_headers",
+    "telemetry.otlp.resource_attributes",
+    "telemetry.otlp.traces_headers",
     "telemetry.statsd.name_mappings",
     "telemetry.statsd.tags",
 ];
@@ -264,14 +272,19 @@ impl Settings {
         let environment =
             Environment::with_prefix(PREFIX).prefix_separator(SEPARATOR).separator(SEPARATOR).source(environment);
         reject_unknown(&known, &environment.collect()?, "the environment")?;
-        let mut builder = Config::builder().add_source(defaults);
-        if let Some(envoyproxy) = &flags.envoyproxy {
-            builder = builder.add_source(File::from_str(&envoyproxy.toml(), FileFormat::Toml));
-        }
+        let mut own = keys(&environment.collect()?);
+        let opentelemetry = OpenTelemetrySettings::read(&variables, flags.envoyproxy.is_some());
+        let from_variables = match &flags.envoyproxy {
+            Some(envoyproxy) => envoyproxy.toml(),
+            None => opentelemetry.table().to_string(),
+        };
+        let mut builder =
+            Config::builder().add_source(defaults).add_source(File::from_str(&from_variables, FileFormat::Toml));
         if let Some(path) = file {
             check_yaml(path)?;
             let file = File::from(path);
             reject_unknown(&known, &file.collect()?, &path.display().to_string())?;
+            own.extend(keys(&file.collect()?));
             builder = builder.add_source(file);
         }
         builder = builder
@@ -280,6 +293,7 @@ impl Settings {
             .set_override_option("store", flags.store)?
             .set_override_option("grpc.addr", flags.grpc_addr.map(|addr| addr.to_string()))?
             .set_override_option("http.addr", flags.http_addr.map(|addr| addr.to_string()))?;
+        builder = remove_refinements(builder, &own)?;
         let config = builder.build()?;
         let mut settings: Self = match config.clone().try_deserialize() {
             Ok(settings) => settings,
@@ -290,8 +304,14 @@ impl Settings {
         };
         settings.validate()?;
         let is_compatible = flags.envoyproxy.is_some();
-        settings.warnings.extend(unread::warnings(&settings, &known, &variables, is_compatible));
+        let from_variables = |setting: &str| opentelemetry.has(setting);
+        settings.warnings.extend(unread::warnings(&settings, &known, &variables, is_compatible, from_variables));
         settings.warnings.extend(flags.envoyproxy.iter().filter_map(EnvoyproxySettings::warning));
+        // Variables of OpenTelemetry are often set for all programs of a host.
+        let has_collector = settings.telemetry.otlp.metrics || settings.telemetry.otlp.traces;
+        if has_collector && !is_compatible {
+            settings.warnings.extend(envoyproxy::warning(opentelemetry.without_effect()));
+        }
         Ok(settings)
     }
 
@@ -349,6 +369,10 @@ impl Settings {
                 self.telemetry.statsd.tags.iter().all(|tag| !tag.contains('|') && !tag.contains(char::is_control)),
                 "telemetry.statsd.tags must contain neither | nor control characters",
             ),
+            (
+                self.telemetry.otlp.timeout > zero && self.telemetry.otlp.interval > zero,
+                "telemetry.otlp.timeout and telemetry.otlp.interval must be greater than 0",
+            ),
             (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be greater than 0"),
             (
                 self.http.metrics_path.starts_with('/') && !self.http.metrics_path.contains(['{', '}', '*', ':']),
@@ -376,8 +400,8 @@ impl Settings {
             ),
             // They would not be sent, but be logged.
             (
-                !has_credentials(&self.telemetry.otlp.endpoint),
-                "telemetry.otlp.endpoint must not contain credentials; set OTEL_EXPORTER_OTLP_HEADERS",
+                !self.telemetry.otlp.endpoints().any(has_credentials),
+                "telemetry.otlp.endpoint must not contain credentials; set telemetry.otlp.headers",
             ),
             (
                 !self.rules.xds.server.as_deref().is_some_and(has_credentials),
@@ -405,8 +429,9 @@ impl Settings {
             redis: self.per_second.redis.masked(),
         };
         let rules = RulesSettings { xds: self.rules.xds.masked(), ..self.rules.clone() };
+        let telemetry = telemetry::Settings { otlp: self.telemetry.otlp.masked(), ..self.telemetry.clone() };
         let (store, redis) = (store::redact(&self.store), self.redis.masked());
-        let masked = Self { store, redis, per_second, rules, ..self.clone() };
+        let masked = Self { store, redis, per_second, rules, telemetry, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
 }
@@ -479,6 +504,24 @@ fn check_yaml(path: &Path) -> Result<(), SettingsError> {
     }
     let text = fs::read_to_string(path).unwrap_or_default();
     yaml_bounds::check(&text).map_err(|error| SettingsError::Read(format!("{}: {error}", path.display())))
+}
+
+/// Removes settings of one signal that come from variables of OpenTelemetry, if an operator sets the general setting.
+///
+/// `own` are the settings in the file and in the variables `SLUICEGATE__…`.
+fn remove_refinements(
+    mut builder: ConfigBuilder<DefaultState>,
+    own: &BTreeSet<String>,
+) -> Result<ConfigBuilder<DefaultState>, ConfigError> {
+    for (general, refinements) in opentelemetry::REFINEMENTS {
+        for refinement in refinements {
+            if own.contains(general) && !own.contains(refinement) {
+                let none = if LISTS.contains(&refinement) { ValueKind::Array(Vec::new()) } else { ValueKind::Nil };
+                builder = builder.set_override(refinement, none)?;
+            }
+        }
+    }
+    Ok(builder)
 }
 
 /// Returns an error with a suggestion if `table` contains a key that is not in `known`.

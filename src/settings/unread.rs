@@ -10,11 +10,13 @@ use super::{PREFIX, Settings, unknown};
 /// Returns a sentence for each of them. It contains no values, which may be secrets.
 ///
 /// `known` are the names of all settings. `is_compatible` is true if the variables of envoyproxy/ratelimit are read.
+/// `is_from_variables` returns whether variables of OpenTelemetry, which may be meant for other programs, set a setting.
 pub(super) fn warnings(
     settings: &Settings,
     known: &BTreeSet<String>,
     environment: &Map<String, String>,
     is_compatible: bool,
+    is_from_variables: impl Fn(&str) -> bool,
 ) -> Vec<String> {
     let mut all = Vec::new();
     for name in environment.keys() {
@@ -62,7 +64,7 @@ pub(super) fn warnings(
         }
     }
     if !is_compatible {
-        all.extend(without_effect(settings));
+        all.extend(without_effect(settings, is_from_variables));
     }
     all
 }
@@ -91,7 +93,7 @@ fn mistake_in(words: &str) -> Option<&'static str> {
 
 /// Returns a warning for each section with settings that differ from the defaults, although the setting that enables
 /// the section is missing.
-fn without_effect(settings: &Settings) -> Vec<String> {
+fn without_effect(settings: &Settings, is_from_variables: impl Fn(&str) -> bool) -> Vec<String> {
     let is_memory = settings.store == "memory";
     let has_collector = settings.telemetry.otlp.metrics || settings.telemetry.otlp.traces;
     let sections = [
@@ -108,7 +110,8 @@ fn without_effect(settings: &Settings) -> Vec<String> {
         ("telemetry.otlp.", !has_collector, "telemetry.otlp.metrics or telemetry.otlp.traces"),
         ("telemetry.statsd.", settings.telemetry.statsd.addr.is_none(), "telemetry.statsd.addr"),
     ];
-    let changed = changed(settings);
+    let mut changed = changed(settings);
+    changed.retain(|setting| !is_from_variables(setting));
     let mut warnings = Vec::new();
     for (section, is_off, missing) in sections {
         // `cluster.instances` needs no peers, and the token file has its own message.
@@ -202,7 +205,7 @@ mod tests {
         for setting in &known {
             let name = format!("SLUICEGATE_{}", setting.replace('.', "_").to_uppercase());
             let environment = Map::from([(name.clone(), "x".to_owned())]);
-            let all = warnings(&Settings::default(), &known, &environment, false);
+            let all = warnings(&Settings::default(), &known, &environment, false, |_| false);
             let expected = format!("SLUICEGATE__{}, with two", setting.replace('.', "__").to_uppercase());
             assert!(all.len() == 1 && all[0].contains(&expected), "{name}: {all:?}");
         }

@@ -55,7 +55,7 @@ impl CallerSpan {
     }
 }
 
-/// Reads the header `b3: {trace ID}-{span ID}-{sampling state}-{parent span ID}`, of which the last two are optional.
+/// Reads the header `b3: {trace ID}-{span ID}-{sampling state}-{parent span ID}`. The last two fields are optional.
 fn read_single(headers: &dyn Extractor) -> Option<SpanContext> {
     let mut fields = headers.get(SINGLE)?.splitn(5, '-');
     let trace_id = parse_trace_id(fields.next()?)?;

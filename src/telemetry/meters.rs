@@ -6,7 +6,7 @@ use opentelemetry::metrics::{Meter, MeterProvider};
 use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
 use prometheus::{IntGauge, Opts, Registry, process_collector::ProcessCollector};
 
-use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::Exporter};
+use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::MetricExporter};
 use crate::metrics::{Histogram, Totals};
 
 /// Maximum number of series of a statistic per rule.
@@ -56,8 +56,8 @@ impl Meters {
             .with_resource(settings.resource())
             .with_reader(prometheus)
             .with_view(more_series);
-        if settings.metrics {
-            let exporter = Exporter::new(settings, histograms.clone())?;
+        if settings.exports_metrics() {
+            let exporter = MetricExporter::new(settings, histograms.clone())?;
             provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());
         }
         Ok(Self { provider: provider.build(), registry, histograms })

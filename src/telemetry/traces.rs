@@ -8,13 +8,9 @@ use opentelemetry::{
     propagation::Extractor,
     trace::{Span as _, SpanKind, Tracer, TracerProvider},
 };
-use opentelemetry_otlp::{
-    OTEL_EXPORTER_OTLP_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT_DEFAULT, OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, SpanExporter,
-    WithExportConfig, WithHttpConfig,
-};
 use opentelemetry_sdk::trace::{Sampler, SdkTracer, SdkTracerProvider};
 
-use super::{OtlpProtocol, OtlpSettings, TelemetryError, caller_span::CallerSpan, http_client::HttpClient};
+use super::{OtlpSettings, TelemetryError, caller_span::CallerSpan, otlp::SpanExporter};
 use crate::metrics::TraceId;
 
 /// An exporter of spans. By default it exports nothing, at the cost of one comparison per decision.
@@ -28,19 +24,10 @@ impl Traces {
     ///
     /// Returns an error if the exporter cannot be created.
     pub fn start_exporting(settings: &OtlpSettings) -> Result<Self, TelemetryError> {
-        if !settings.traces {
+        if !settings.exports_traces() {
             return Ok(Self::default());
         }
-        let builder = SpanExporter::builder();
-        let exporter = match settings.protocol {
-            OtlpProtocol::Grpc => builder.with_tonic().with_endpoint(&settings.endpoint).build(),
-            OtlpProtocol::Http => builder
-                .with_http()
-                .with_http_client(HttpClient::new(http_timeout()))
-                .with_endpoint(settings.url("/v1/traces"))
-                .build(),
-        };
-        let exporter = exporter.map_err(|error| TelemetryError(format!("telemetry.otlp: {error}")))?;
+        let exporter = SpanExporter::new(settings)?;
         let ratio = Sampler::TraceIdRatioBased(settings.sample_ratio);
         let provider = SdkTracerProvider::builder()
             .with_resource(settings.resource())
@@ -81,14 +68,6 @@ impl Traces {
             tracing::debug!(%error, "cannot send the last traces to the OpenTelemetry collector");
         }
     }
-}
-
-/// Returns the timeout of an export over HTTP: milliseconds in environment variables of the OpenTelemetry specification,
-/// or 10 s. Over gRPC the exporter reads these variables itself.
-fn http_timeout() -> Duration {
-    let names = [OTEL_EXPORTER_OTLP_TRACES_TIMEOUT, OTEL_EXPORTER_OTLP_TIMEOUT];
-    let millis = names.into_iter().find_map(|name| std::env::var(name).ok()?.parse().ok());
-    millis.map_or(OTEL_EXPORTER_OTLP_TIMEOUT_DEFAULT, Duration::from_millis)
 }
 
 /// The span of a decision in progress.
@@ -172,11 +151,6 @@ mod tests {
         assert_eq!(start("b3", "0"), None);
         assert_eq!(start("x-b3-sampled", "0"), None);
         assert!(start("b3", "not-valid").is_some_and(|trace| trace != 0));
-    }
-
-    #[test]
-    fn an_export_over_http_takes_at_most_ten_seconds_by_default() {
-        assert_eq!(http_timeout(), Duration::from_secs(10));
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{fs, io::Read, os::unix::fs::symlink, path::Path, process::Command};
 
+use sluicegate::settings;
 use tonic::transport::Endpoint;
 
 use crate::support::{
@@ -248,20 +249,26 @@ fn migrate_prints_equivalent_settings() {
     assert!(!output.status.success() && error.contains("PORT=\"x\" is not a port number"), "{error}");
 }
 
-/// The table in the documentation is equal to the table of the program. `UPDATE_TABLES=1` rewrites it.
+/// The tables in the documentation are equal to the tables of the program. `UPDATE_TABLES=1` rewrites them.
 #[test]
 fn every_variable_is_documented() {
     let path = repository("docs/reference/compatibility.md");
     let text = fs::read_to_string(&path).unwrap();
-    let (begin, end) = ("<!-- variables -->\n", "<!-- end of variables -->\n");
-    let (before, from_table) = text.split_once(begin).unwrap();
-    let (_, after) = from_table.split_once(end).unwrap();
-    let expected = format!("{before}{begin}{}{end}{after}", sluicegate::settings::envoyproxy::table());
+    let expected = with_table(&text, "variables", &settings::envoyproxy::table());
+    let expected = with_table(&expected, "variables of OpenTelemetry", &settings::opentelemetry::table());
     if std::env::var_os("UPDATE_TABLES").is_some() {
         fs::write(path, expected).unwrap();
     } else {
         assert_eq!(text, expected);
     }
+}
+
+/// Replaces the table between the comments with this name.
+fn with_table(text: &str, name: &str, table: &str) -> String {
+    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->\n"));
+    let (before, from_table) = text.split_once(&begin).unwrap();
+    let (_, after) = from_table.split_once(&end).unwrap();
+    format!("{before}{begin}{table}{end}{after}")
 }
 
 /// `LOG_FORMAT=json` selects the format `logstash`, which has the field names of envoyproxy/ratelimit's log.

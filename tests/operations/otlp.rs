@@ -2,7 +2,9 @@
 
 use std::{
     io::{Read, Write},
+    net::TcpListener,
     sync::{Arc, Mutex},
+    thread,
 };
 
 use opentelemetry_proto::tonic::collector::{
@@ -19,6 +21,7 @@ use opentelemetry_proto::tonic::metrics::v1::{
     AggregationTemporality, HistogramDataPoint, exemplar::Value, metric::Data,
 };
 use prost::Message;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use sluicegate_client::{Client, descriptor};
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::{RateLimitDescriptor, rate_limit_descriptor::Entry},
@@ -26,10 +29,16 @@ use sluicegate_proto::envoy::{
 };
 use tonic::{
     Request, Response, Status,
-    transport::{Endpoint, server::TcpIncoming},
+    transport::{Certificate, Endpoint, Identity, ServerTlsConfig, server::TcpIncoming},
 };
 
-use crate::support::{DEADLINE, Server, wait_for, wait_for_async};
+use crate::support::{
+    DEADLINE, Server,
+    certificates::{Authority, Files},
+    repository,
+    server::command,
+    wait_for, wait_for_async,
+};
 
 /// An OpenTelemetry collector that stores all requests.
 #[derive(Clone, Default)]
@@ -63,14 +72,28 @@ impl MetricsService for Collector {
 
 impl Collector {
     fn start() -> (Self, String) {
+        let (collector, port) = Self::serve(tonic::transport::Server::builder());
+        (collector, format!("http://127.0.0.1:{port}"))
+    }
+
+    /// Starts a collector with TLS that requires a client certificate. Returns its port.
+    fn start_with_mutual_tls(authority: &Authority) -> (Self, u16) {
+        let (certificate, key) = authority.sign();
+        let tls = ServerTlsConfig::new()
+            .identity(Identity::from_pem(certificate, key))
+            .client_ca_root(Certificate::from_pem(&authority.pem));
+        Self::serve(tonic::transport::Server::builder().tls_config(tls).unwrap())
+    }
+
+    fn serve(mut builder: tonic::transport::Server) -> (Self, u16) {
         let collector = Self::default();
         let incoming = TcpIncoming::bind("127.0.0.1:0".parse().unwrap()).unwrap();
-        let url = format!("http://{}", incoming.local_addr().unwrap());
-        let server = tonic::transport::Server::builder()
+        let port = incoming.local_addr().unwrap().port();
+        let server = builder
             .add_service(TraceServiceServer::new(collector.clone()))
             .add_service(MetricsServiceServer::new(collector.clone()));
         tokio::spawn(server.serve_with_incoming(incoming));
-        (collector, url)
+        (collector, port)
     }
 }
 
@@ -165,9 +188,9 @@ fn spans(requests: &[ExportTraceServiceRequest]) -> Vec<&opentelemetry_proto::to
 /// Traces and metrics are exported over HTTP, with a configured service name.
 #[tokio::test]
 async fn traces_and_metrics_are_exported_over_http() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let collected = std::thread::spawn(move || {
+    let collected = thread::spawn(move || {
         let collect = |_| {
             let (mut stream, _) = listener.accept().unwrap();
             let (head, body) = read_request(&mut stream);
@@ -209,6 +232,10 @@ async fn traces_and_metrics_are_exported_over_http() {
 /// Reads one HTTP request and returns its head in lower case, and its body.
 fn read_request(stream: &mut std::net::TcpStream) -> (String, Vec<u8>) {
     stream.set_read_timeout(Some(DEADLINE)).unwrap();
+    read_from(stream)
+}
+
+fn read_from(stream: &mut impl Read) -> (String, Vec<u8>) {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
         let mut byte = [0];
@@ -224,7 +251,7 @@ fn read_request(stream: &mut std::net::TcpStream) -> (String, Vec<u8>) {
 
 #[test]
 fn a_collector_that_rejects_metrics_is_logged() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let server = Server::builder()
         .set("telemetry.otlp.endpoint", &format!("http://{}", listener.local_addr().unwrap()))
         .set("telemetry.otlp.protocol", "http")
@@ -328,4 +355,212 @@ fn latency(requests: &[ExportMetricsServiceRequest]) -> Option<HistogramDataPoin
         _ => None,
     });
     points.rfind(|point| point.count > 0).cloned()
+}
+
+const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
+/// Accepts one request over HTTPS, and returns its head and its body.
+fn serve_https(authority: &Authority) -> (u16, thread::JoinHandle<(String, Vec<u8>)>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (certificate, key) = authority.sign();
+    let certificate = CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    let request = thread::spawn(move || {
+        let (tcp, _) = listener.accept().unwrap();
+        tcp.set_read_timeout(Some(DEADLINE)).unwrap();
+        let connection = rustls::ServerConnection::new(Arc::new(config)).unwrap();
+        let mut stream = rustls::StreamOwned::new(connection, tcp);
+        let request = read_from(&mut stream);
+        stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").unwrap();
+        request
+    });
+    (port, request)
+}
+
+fn gunzip(bytes: &[u8]) -> Vec<u8> {
+    let mut decompressed = Vec::new();
+    flate2::read::GzDecoder::new(bytes).read_to_end(&mut decompressed).unwrap();
+    decompressed
+}
+
+/// The environment of a pod of envoyproxy/ratelimit that exports traces to a collector with a private certificate.
+#[tokio::test]
+async fn an_https_collector_is_configured_by_variables() {
+    let (authority, files) = (Authority::new("collectors"), Files::new());
+    let (port, request) = serve_https(&authority);
+    let server = Server::builder()
+        .store("memory")
+        .rules(&repository("deploy/examples"))
+        .args(["--compat", "envoyproxy"])
+        .set("telemetry.log.level", "info")
+        .set("http.debug_addr", "127.0.0.1:0")
+        .env("USE_STATSD", "false")
+        .env("TRACING_ENABLED", "true")
+        .env("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &format!("https://localhost:{port}/own/path"))
+        .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &files.write("ca.pem", &authority.pem))
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "x-general=1")
+        .env("OTEL_EXPORTER_OTLP_TRACES_HEADERS", "authorization=Bearer%20x")
+        .env("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        .env("OTEL_RESOURCE_ATTRIBUTES", "zone=eu%20west,service.name=not-this")
+        .env("OTEL_SERVICE_NAME", "nor-this")
+        .start();
+    send(&server, TRACEPARENT).await;
+    let log = server.log();
+    let warnings: Vec<_> = log.lines().filter(|line| line.contains("without effect")).collect();
+    assert!(warnings.len() == 1 && warnings[0].contains("OTEL_SERVICE_NAME (TRACING_SERVICE_NAME"), "{log}");
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let (head, body) = request.join().unwrap();
+    assert!(head.starts_with("post /own/path ") && head.contains("authorization: bearer x"), "{head}");
+    assert!(head.contains("content-encoding: gzip") && !head.contains("x-general"), "{head}");
+    let request = ExportTraceServiceRequest::decode(gunzip(&body).as_slice()).unwrap();
+    assert_eq!(spans(std::slice::from_ref(&request)).len(), 1);
+    let resource = format!("{:?}", request.resource_spans[0].resource);
+    assert!(resource.contains("\"eu west\"") && resource.contains("\"RateLimit\""), "{resource}");
+    assert!(!resource.contains("this"), "{resource}");
+}
+
+/// Without the variables of envoyproxy/ratelimit, those of OpenTelemetry replace the defaults.
+#[tokio::test]
+async fn a_collector_can_require_a_client_certificate() {
+    let (authority, files) = (Authority::new("collectors"), Files::new());
+    let (collector, port) = Collector::start_with_mutual_tls(&authority);
+    let (certificate, key) = authority.sign();
+    let server = Server::builder()
+        .set("telemetry.otlp.traces", "true")
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "1h")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &format!("https://localhost:{port}"))
+        .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &files.write("ca.pem", &authority.pem))
+        .env("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", &files.write("tls.pem", &certificate))
+        .env("OTEL_EXPORTER_OTLP_CLIENT_KEY", &files.write("tls.key", &key))
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+        .env("OTEL_SERVICE_NAME", "shop")
+        .start();
+    send(&server, TRACEPARENT).await;
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let traces = collector.traces.lock().unwrap();
+    assert_eq!(spans(&traces).len(), 1);
+    let metrics = collector.metrics.lock().unwrap();
+    assert_eq!(metrics.len(), 1);
+    for resource in [&traces[0].resource_spans[0].resource, &metrics[0].resource_metrics[0].resource] {
+        assert!(format!("{resource:?}").contains("\"shop\""), "{resource:?}");
+    }
+}
+
+#[test]
+fn invalid_certificates_end_the_start_with_the_name_of_the_setting() {
+    let files = Files::new();
+    let certificate = files.write("empty.pem", "");
+    for protocol in ["grpc", "http"] {
+        let output = command()
+            .env("SLUICEGATE__TELEMETRY__OTLP__TRACES", "true")
+            .env("SLUICEGATE__TELEMETRY__OTLP__PROTOCOL", protocol)
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "https://localhost:1")
+            .env("OTEL_EXPORTER_OTLP_CERTIFICATE", &certificate)
+            .output()
+            .unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && error.contains("telemetry.otlp.tls.ca_file"), "{error}");
+        assert!(error.contains("contains no certificate in PEM"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_exported_if_the_sdk_is_disabled() {
+    let (collector, url) = Collector::start();
+    for disabled in ["true", "false"] {
+        let server = Server::builder()
+            .set("telemetry.otlp.endpoint", &url)
+            .set("telemetry.otlp.traces", "true")
+            .set("telemetry.otlp.metrics", "true")
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+            .env("OTEL_SDK_DISABLED", disabled)
+            .start();
+        send(&server, TRACEPARENT).await;
+        server.signal("TERM");
+        assert!(server.wait().await.success());
+        let is_empty = collector.traces.lock().unwrap().is_empty() && collector.metrics.lock().unwrap().is_empty();
+        assert_eq!(is_empty, disabled == "true");
+    }
+}
+
+/// A collector that is temporarily unavailable gets the spans later.
+#[tokio::test]
+async fn spans_are_sent_again_if_the_collector_is_unavailable() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let requests = thread::spawn(move || {
+        let answer = |status: &str| {
+            let (mut stream, _) = listener.accept().unwrap();
+            let (_, body) = read_request(&mut stream);
+            let response = format!("HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n");
+            stream.write_all(response.as_bytes()).unwrap();
+            body
+        };
+        [answer("503 Service Unavailable"), answer("200 OK")]
+    });
+    let server = Server::builder()
+        .set("telemetry.otlp.traces", "true")
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", &url)
+        .env("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        .start();
+    send(&server, TRACEPARENT).await;
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+    let [first, second] = requests.join().unwrap();
+    assert_eq!(first, second);
+    assert_eq!(spans(&[ExportTraceServiceRequest::decode(second.as_slice()).unwrap()]).len(), 1);
+}
+
+/// Messages over gRPC are compressed, too. A status in place of a response is logged.
+#[tokio::test]
+async fn messages_over_grpc_are_compressed_and_a_status_is_logged() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let received = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&received);
+    tokio::spawn(async move {
+        let (tcp, _) = listener.accept().await.unwrap();
+        let mut connection = h2::server::handshake(tcp).await.unwrap();
+        while let Some(Ok((request, mut respond))) = connection.accept().await {
+            let sink = Arc::clone(&sink);
+            tokio::spawn(async move {
+                let encoding = request.headers()["grpc-encoding"].clone();
+                let mut body = request.into_body();
+                let mut message = Vec::new();
+                while let Some(data) = body.data().await {
+                    message.extend(data.unwrap());
+                }
+                sink.lock().unwrap().push((encoding, message));
+                let response = http::Response::builder()
+                    .header("content-type", "application/grpc")
+                    .header("grpc-status", "7")
+                    .header("grpc-message", "not%20permitted")
+                    .body(())
+                    .unwrap();
+                respond.send_response(response, true).unwrap();
+            });
+        }
+    });
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "50ms")
+        .set("telemetry.otlp.compression", "gzip")
+        .start();
+    wait_for_async("the log line", async || server.log().contains("not permitted").then_some(())).await;
+    let (encoding, message) = received.lock().unwrap()[0].clone();
+    assert_eq!((encoding, message[0]), (http::HeaderValue::from_static("gzip"), 1));
+    let length = u32::from_be_bytes(message[1..5].try_into().unwrap());
+    assert_eq!(length as usize, message.len() - 5);
+    ExportMetricsServiceRequest::decode(gunzip(&message[5..]).as_slice()).unwrap();
 }

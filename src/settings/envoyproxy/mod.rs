@@ -16,6 +16,7 @@ use toml::{Table, Value};
 
 use self::redis::Redis;
 pub use self::variables::{Effect, VARIABLES, Variable};
+use super::opentelemetry::OpenTelemetrySettings;
 
 /// Variable and default ports of the OpenTelemetry specification for the collector's address.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -37,6 +38,8 @@ pub struct VariableError {
 #[derive(Clone, Debug, Default)]
 pub struct EnvoyproxySettings {
     settings: Table,
+    /// The variables of OpenTelemetry, which the exporters of envoyproxy/ratelimit read.
+    opentelemetry: OpenTelemetrySettings,
     without_effect: Vec<(&'static str, &'static str)>,
 }
 
@@ -47,8 +50,9 @@ impl EnvoyproxySettings {
     ///
     /// Returns an error if a value is invalid or not supported.
     pub fn read(environment: &HashMap<String, String>) -> Result<Self, VariableError> {
+        let opentelemetry = OpenTelemetrySettings::read(environment, true);
+        let mut result = Self { settings: opentelemetry.table(), opentelemetry, ..Self::default() };
         let environment = Environment(environment);
-        let mut result = Self::default();
         for Variable { name, effect, .. } in VARIABLES {
             match effect {
                 Effect::Setting(setting, read) => {
@@ -66,6 +70,7 @@ impl EnvoyproxySettings {
         result.stores(&environment)?;
         result.statsd(&environment)?;
         result.traces(&environment)?;
+        result.without_effect.extend(result.opentelemetry.without_effect());
         Ok(result)
     }
 
@@ -84,23 +89,12 @@ impl EnvoyproxySettings {
     /// Returns a warning that lists the variables without effect, if there are any.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
-        let each = self.without_effect.iter().map(|(name, reason)| format!("{name} ({reason})"));
-        let all = each.collect::<Vec<_>>().join(", ");
-        (!all.is_empty()).then(|| format!("variables without effect: {all}"))
+        warning(&self.without_effect)
     }
 
     /// Sets the value of a setting by its dotted name.
     fn set(&mut self, setting: &str, value: impl Into<Value>) {
-        let (path, last) = setting.rsplit_once('.').map_or((None, setting), |(path, last)| (Some(path), last));
-        let mut table = &mut self.settings;
-        for name in path.into_iter().flat_map(|path| path.split('.')) {
-            let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-            let Value::Table(inner) = inner else {
-                return;
-            };
-            table = inner;
-        }
-        table.insert(last.to_owned(), value.into());
+        insert(&mut self.settings, setting, value.into());
     }
 
     fn listeners(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
@@ -354,8 +348,29 @@ impl Environment<'_> {
     }
 }
 
+/// Returns a warning that lists variables without effect, if there are any.
+pub(super) fn warning(without_effect: &[(&'static str, &'static str)]) -> Option<String> {
+    let each = without_effect.iter().map(|(name, reason)| format!("{name} ({reason})"));
+    let all = each.collect::<Vec<_>>().join(", ");
+    (!all.is_empty()).then(|| format!("variables without effect: {all}"))
+}
+
+/// Inserts the value of a setting by its dotted name.
+pub(super) fn insert(settings: &mut Table, setting: &str, value: Value) {
+    let (path, last) = setting.rsplit_once('.').map_or((None, setting), |(path, last)| (Some(path), last));
+    let mut table = settings;
+    for name in path.into_iter().flat_map(|path| path.split('.')) {
+        let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+        let Value::Table(inner) = inner else {
+            return;
+        };
+        table = inner;
+    }
+    table.insert(last.to_owned(), value);
+}
+
 /// Returns whether a text is a URL of HTTP.
-fn is_url(text: &str) -> bool {
+pub(super) fn is_url(text: &str) -> bool {
     text.parse::<Uri>().is_ok_and(|url| matches!(url.scheme_str(), Some("http" | "https")))
 }
 

@@ -9,10 +9,8 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Uri, header::CONTENT_TYPE, uri::InvalidUri};
-use opentelemetry_http::{HttpClient as _, ResponseExt};
 use opentelemetry_proto::tonic::{
-    collector::metrics::v1::{ExportMetricsServiceRequest, metrics_service_client::MetricsServiceClient},
+    collector::metrics::v1::ExportMetricsServiceRequest,
     common::v1::{AnyValue, KeyValue, any_value},
     metrics::v1::{self, AggregationTemporality, HistogramDataPoint, metric::Data},
 };
@@ -20,62 +18,35 @@ use opentelemetry_sdk::{
     error::{OTelSdkError, OTelSdkResult},
     metrics::{Temporality, data::ResourceMetrics, exporter::PushMetricExporter},
 };
-use percent_encoding::percent_decode_str;
-use prost::Message;
-use tokio::{runtime::Handle, time::timeout};
-use tonic::{
-    metadata::MetadataMap,
-    transport::{Channel, Endpoint},
+
+use super::{
+    OtlpSettings,
+    collector::{Batch, Collector},
+    settings::Signal,
+};
+use crate::{
+    metrics::{Distribution, Exemplar, Histogram, LogThrottle},
+    telemetry::{TelemetryError, wall_clock},
 };
 
-use super::{OtlpProtocol, OtlpSettings, TelemetryError, http_client::HttpClient, wall_clock};
-use crate::metrics::{Distribution, Exemplar, Histogram, LogThrottle};
-
-/// Timeout for one export.
-const EXPORT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Environment variables, from the OpenTelemetry specification, with the headers of every request: `name=value,…`,
-/// percent-encoded.
-const HEADER_VARIABLES: [&str; 2] = ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_METRICS_HEADERS"];
-
 /// An exporter of metrics, including histograms.
-pub(super) struct Exporter {
+pub(in crate::telemetry) struct Exporter {
     collector: Collector,
-    headers: HeaderMap,
     histograms: Vec<Arc<Histogram>>,
     started: SystemTime,
-    /// Runtime of the connection; metrics are collected on another thread.
-    runtime: Handle,
     log_throttle: LogThrottle,
-}
-
-#[derive(Clone)]
-enum Collector {
-    Grpc(Channel),
-    Http(Box<HttpClient>, Uri),
 }
 
 impl Exporter {
     /// Creates an exporter, which connects when it first sends. Must be called inside a tokio runtime.
-    pub(super) fn new(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
-        let invalid = |error: &dyn std::error::Error| TelemetryError(format!("telemetry.otlp.endpoint: {error}"));
-        let collector = match settings.protocol {
-            OtlpProtocol::Grpc => {
-                let endpoint = Endpoint::from_shared(settings.endpoint.clone()).map_err(|error| invalid(&error))?;
-                Collector::Grpc(endpoint.connect_timeout(EXPORT_TIMEOUT).connect_lazy())
-            }
-            OtlpProtocol::Http => {
-                let uri = settings.url("/v1/metrics").parse().map_err(|error: InvalidUri| invalid(&error))?;
-                Collector::Http(Box::new(HttpClient::new(EXPORT_TIMEOUT)), uri)
-            }
-        };
-        let headers = HEADER_VARIABLES.into_iter().filter_map(|name| std::env::var(name).ok());
-        let headers = headers.flat_map(|list| parse_headers(&list)).collect();
+    pub(in crate::telemetry) fn new(
+        settings: &OtlpSettings,
+        histograms: Vec<Arc<Histogram>>,
+    ) -> Result<Self, TelemetryError> {
         Ok(Self {
-            collector,
-            headers,
+            collector: Collector::new(settings, Signal::Metrics)?,
             histograms,
             started: wall_clock(),
-            runtime: Handle::current(),
             log_throttle: LogThrottle::default(),
         })
     }
@@ -95,26 +66,12 @@ impl Exporter {
     }
 }
 
-/// Returns the valid headers of a list.
-fn parse_headers(list: &str) -> Vec<(HeaderName, HeaderValue)> {
-    let pair = |pair: &str| {
-        let (name, value) = pair.split_once('=')?;
-        let value = percent_decode_str(value.trim()).decode_utf8().ok()?;
-        Some((name.trim().parse().ok()?, value.parse().ok()?))
-    };
-    list.split(',').filter_map(pair).collect()
-}
-
 impl PushMetricExporter for Exporter {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
-        let (collector, headers, request) = (self.collector.clone(), self.headers.clone(), self.request(metrics));
-        let sent = self.runtime.spawn(async move { timeout(EXPORT_TIMEOUT, collector.send(request, headers)).await });
-        let error = match sent.await {
-            Ok(Ok(Ok(()))) => return Ok(()),
-            Ok(Ok(Err(error))) => error,
-            Ok(Err(_)) => format!("no reply within {EXPORT_TIMEOUT:?}"),
-            Err(error) => error.to_string(),
+        let Err(error) = self.collector.send(Batch::Metrics(self.request(metrics))).await else {
+            return Ok(());
         };
+        let error = error.to_string();
         // OpenTelemetry does not log the failure. No counts are lost, because the next export contains the totals.
         if self.log_throttle.should_log() {
             tracing::warn!(error, "cannot send metrics to the OpenTelemetry collector; retrying at the next interval");
@@ -132,26 +89,6 @@ impl PushMetricExporter for Exporter {
 
     fn temporality(&self) -> Temporality {
         Temporality::Cumulative
-    }
-}
-
-impl Collector {
-    async fn send(self, request: ExportMetricsServiceRequest, headers: HeaderMap) -> Result<(), String> {
-        match self {
-            Self::Grpc(channel) => {
-                let request =
-                    tonic::Request::from_parts(MetadataMap::from_headers(headers), Default::default(), request);
-                let sent = MetricsServiceClient::new(channel).export(request).await;
-                sent.map(drop).map_err(|status| status.to_string())
-            }
-            Self::Http(client, uri) => {
-                let mut post = http::Request::new(request.encode_to_vec().into());
-                (*post.method_mut(), *post.uri_mut(), *post.headers_mut()) = (Method::POST, uri, headers);
-                post.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/x-protobuf"));
-                let sent = client.send_bytes(post).await.and_then(ResponseExt::error_for_status);
-                sent.map(drop).map_err(|error| crate::errors::chain(&*error))
-            }
-        }
     }
 }
 
@@ -204,13 +141,6 @@ fn nanos(at: SystemTime) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn parses_headers_as_the_specification_defines() {
-        let headers = parse_headers("api-key=a%20b, x = y,nothing,bad name=z,=,");
-        let headers: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
-        assert_eq!(headers, [("api-key", "a b"), ("x", "y")]);
-    }
 
     #[test]
     fn a_histogram_has_its_description_and_the_names_of_its_labels() {

@@ -1,0 +1,65 @@
+//! [`HttpClient`]: sends metrics and traces to an OpenTelemetry collector over HTTP or HTTPS.
+
+use std::{io, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::connect::HttpConnector;
+use opentelemetry_http::{HttpError, hyper::HyperClient};
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+};
+
+use super::collector::Certificates;
+
+/// An HTTP client, to be used inside a tokio runtime.
+#[derive(Clone, Debug)]
+pub(super) struct HttpClient(HyperClient<HttpsConnector<HttpConnector>>);
+
+impl HttpClient {
+    /// Creates a client, which connects when it first sends. Without certificates, it cannot use HTTPS.
+    pub(super) fn new(timeout: Duration, certificates: Option<Certificates>) -> io::Result<Self> {
+        let config = tls_config(certificates)?;
+        let connector = HttpsConnectorBuilder::new().with_tls_config(config).https_or_http().enable_http1().build();
+        Ok(Self(HyperClient::new(connector, timeout, None)))
+    }
+}
+
+#[tonic::async_trait]
+impl opentelemetry_http::HttpClient for HttpClient {
+    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
+        self.0.send_bytes(request).await
+    }
+}
+
+fn tls_config(certificates: Option<Certificates>) -> io::Result<ClientConfig> {
+    let invalid = |error: rustls::Error| io::Error::new(io::ErrorKind::InvalidData, error);
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+    let builder = builder.with_safe_default_protocol_versions().map_err(invalid)?;
+    let Some(Certificates { authorities, identity }) = certificates else {
+        return Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
+    };
+    let builder = match authorities {
+        Some(pem) => {
+            let mut roots = RootCertStore::empty();
+            for certificate in read_pem(&pem)? {
+                roots.add(certificate).map_err(invalid)?;
+            }
+            builder.with_root_certificates(roots)
+        }
+        None => builder.with_native_roots()?,
+    };
+    let Some((certificate, key)) = identity else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+    builder.with_client_auth_cert(read_pem(&certificate)?, key).map_err(invalid)
+}
+
+fn read_pem(pem: &[u8]) -> io::Result<Vec<CertificateDer<'static>>> {
+    let certificates: Result<_, _> = CertificateDer::pem_slice_iter(pem).collect();
+    certificates.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
