@@ -233,7 +233,7 @@ fn errors_at_the_start_are_understandable_messages() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 25] = [
+const UNSET: [&str; 27] = [
     "console.grafana_url",
     "rules.xds.server",
     "rules.xds.node_metadata",

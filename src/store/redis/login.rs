@@ -116,8 +116,8 @@ impl Login {
                         is_failure_logged = false;
                     }
                     Err(error) if !is_failure_logged => {
-                        let file = path.display();
-                        tracing::warn!(%file, %error, "cannot read the password of Redis; the previous one stays in use");
+                        let path = path.display();
+                        tracing::warn!(%path, %error, "cannot read the password of Redis; the previous one stays in use");
                         is_failure_logged = true;
                     }
                     Err(_) => {}
