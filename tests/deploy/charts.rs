@@ -17,7 +17,7 @@ use crate::{
         operator::{OPERATE, admin_addr},
         repository, request_for,
         server::command,
-        tool,
+        tool, wait_for,
     },
     wire::envoy::upstream,
 };
@@ -25,7 +25,7 @@ use crate::{
 const EVERYTHING: &str = r#"
 image: { repository: registry.example.com/sluicegate, tag: v1 }
 imagePullSecrets: [{ name: pull }]
-store: { existingSecret: redis }
+store: { existingSecret: redis, passwordSecret: redis-password }
 settings:
   grpc: { max_connections: 100 }
   redis: { timeout: 30ms }
@@ -101,6 +101,15 @@ async fn helm_and_kubernetes_accept_the_chart() {
             drop(start(&manifests, &redis).await);
         }
     }
+}
+
+#[tokio::test]
+async fn a_password_of_redis_is_mounted_from_a_secret() {
+    let redis = RedisServer::with(&["--requirepass", "secret"]);
+    let values = "store: { existingSecret: redis, passwordSecret: redis-password }\n";
+    let folder = tempfile::tempdir().unwrap();
+    let server = start_in(folder.path(), &helm(&["template", "rate"], values), &redis).await;
+    wait_for("a connection", || server.get("/readyz").contains("redis, up").then_some(()));
 }
 
 /// The name of the headless service is the one that pods resolve and that certificates must contain.

@@ -91,6 +91,9 @@ pub(super) async fn start_in(folder: &Path, manifests: &str, redis: &RedisServer
             fs::write(mounted.join("tokens"), format!("operate {OPERATE} ctl\n")).unwrap();
             fs::write(mounted.join("token"), OPERATE).unwrap();
         }
+        if volume["secret"]["secretName"] == "redis-password" {
+            fs::write(mounted.join("password"), "secret").unwrap();
+        }
         path.replace(mount["mountPath"].as_str().unwrap(), mounted.to_str().unwrap())
     };
     let mut command = command();
