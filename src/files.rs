@@ -3,13 +3,12 @@
 //! A pipe in place of a file that the service follows would otherwise stop a thread until another process writes to it.
 
 use std::{
-    fs::{self, Metadata, OpenOptions},
+    fs::{self, Metadata},
     io::{self, Read},
-    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
+    time::SystemTime,
 };
 
-use rustix::fs::OFlags;
 use rustls::{
     RootCertStore,
     pki_types::{
@@ -18,19 +17,19 @@ use rustls::{
     },
 };
 
+use crate::platform::{self, FileId};
+
 /// Maximum size of a file with certificates, tokens, a key or switches, in bytes.
 pub(crate) const MAX_BYTES: u64 = 1 << 20;
 
 /// Version of a file, which differs after every change, also if the size and the modification time stay the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileVersion {
-    device: u64,
-    inode: u64,
+    id: Option<FileId>,
     size: u64,
-    /// Seconds and nanoseconds.
-    modified: (i64, i64),
-    /// Time of the last change of content or metadata, which programs cannot set.
-    changed: (i64, i64),
+    modified: Option<SystemTime>,
+    /// Time of the last change of content or metadata, which programs cannot set, in seconds and nanoseconds.
+    changed: Option<(i64, i64)>,
 }
 
 impl FileVersion {
@@ -42,11 +41,10 @@ impl FileVersion {
 
     pub(crate) fn new(metadata: &Metadata) -> Self {
         Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
+            id: platform::file_id(metadata).ok(),
+            size: metadata.len(),
+            modified: metadata.modified().ok(),
+            changed: platform::change_time(metadata),
         }
     }
 }
@@ -57,8 +55,7 @@ impl FileVersion {
 ///
 /// Returns an error if the file cannot be read, is no regular file, or is larger.
 pub(crate) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let flags = OFlags::NONBLOCK.bits().cast_signed();
-    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = platform::open_options().read(true).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -172,7 +169,7 @@ mod tests {
         let write = |path: &Path, text: &str| {
             fs::write(path, text).unwrap();
             let file = fs::File::options().write(true).open(path).unwrap();
-            file.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH).unwrap();
         };
         let version = || FileVersion::of(&path).unwrap();
         write(&path, "1");

@@ -57,9 +57,9 @@
 //!
 //! Small private modules are available to all layers: `allocator` (returning freed memory), `budget` (a bound on the memory
 //! that callers hold), `debounce` (stable changes of polled values), `duration` (durations in settings), `errors`
-//! (formatting of errors), `files` (reading regular files), `timestamp` (times with offsets from UTC), `yaml_bounds` (nesting
-//! and aliases of YAML files) and, for tests, `model_checker` (search of every state of a protocol) and `test_log` (log
-//! messages of a test).
+//! (formatting of errors), `files` (reading regular files), `platform` (what differs between operating systems), `timestamp`
+//! (times with offsets from UTC), `yaml_bounds` (nesting and aliases of YAML files) and, for tests, `model_checker` (search
+//! of every state of a protocol) and `test_log` (log messages of a test).
 
 pub mod cli;
 
@@ -94,6 +94,7 @@ mod files;
 pub mod fuzz;
 #[cfg(test)]
 mod model_checker;
+mod platform;
 #[cfg(test)]
 mod test_log;
 mod timestamp;

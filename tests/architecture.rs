@@ -31,13 +31,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("duration", &[]),
     ("errors", &[]),
     ("files", &[]),
+    ("platform", &[]),
     ("timestamp", &[]),
     ("yaml_bounds", &[]),
     ("debounce", &[]),
 ];
 
 /// Small modules that any module may use.
-const COMMON: [&str; 10] = [
+const COMMON: [&str; 11] = [
     "allocator",
     "budget",
     "debounce",
@@ -45,6 +46,7 @@ const COMMON: [&str; 10] = [
     "errors",
     "files",
     "model_checker",
+    "platform",
     "test_log",
     "timestamp",
     "yaml_bounds",

@@ -1,19 +1,19 @@
-//! [`Signals`]: SIGTERM and SIGINT, which end the service.
+//! [`Signals`]: SIGTERM and SIGINT, which end the service. On Windows, these are Ctrl-Break and Ctrl-C.
 
 use std::io;
 
-use tokio::signal::unix::{Signal, SignalKind, signal};
+use crate::platform::{self, Interrupt, Terminate};
 
 /// The signals that end the service.
 pub(super) struct Signals {
-    terminate: Signal,
-    interrupt: Signal,
+    terminate: Terminate,
+    interrupt: Interrupt,
 }
 
 impl Signals {
     /// Registers the handlers. From here on the signals no longer end the process by themselves.
     pub(super) fn new() -> io::Result<Self> {
-        Ok(Self { terminate: signal(SignalKind::terminate())?, interrupt: signal(SignalKind::interrupt())? })
+        Ok(Self { terminate: platform::terminate()?, interrupt: platform::interrupt()? })
     }
 
     /// Waits for SIGTERM or SIGINT.

@@ -10,9 +10,9 @@ use std::{
 };
 
 use opentelemetry::metrics::Meter;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::LogThrottle;
+use crate::platform::process_cpu_time;
 
 /// Interval at which a thread reads the clock.
 const INTERVAL: Duration = Duration::from_millis(25);
@@ -31,14 +31,14 @@ struct Counts {
 }
 
 impl Pauses {
-    /// Measures at an interval how late the runtime of this thread wakes a task. Never returns.
+    /// Measures at an interval how late the runtime of this thread wakes a task. Returns only on systems that do not
+    /// report CPU time.
     pub async fn run(self) {
         let threads = thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
-        loop {
+        while let Some(used_before) = process_cpu_time() {
             let start = Instant::now();
-            let used_before = process_cpu_time();
             tokio::time::sleep(INTERVAL).await;
-            let used = process_cpu_time().saturating_sub(used_before);
+            let used = process_cpu_time().unwrap_or_default().saturating_sub(used_before);
             if let Some(pause) = pause(start.elapsed(), used, threads) {
                 self.record(pause);
             }
@@ -82,12 +82,6 @@ fn pause(elapsed: Duration, used: Duration, threads: u32) -> Option<Duration> {
     let used_before_pause = INTERVAL * threads;
     let was_paused = late >= MIN_PAUSE && used <= used_before_pause + late / 2;
     was_paused.then_some(late)
-}
-
-/// Returns the CPU time that all threads of the process have used.
-fn process_cpu_time() -> Duration {
-    let time = clock_gettime(ClockId::ProcessCPUTime);
-    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 #[cfg(test)]

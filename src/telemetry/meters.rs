@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use opentelemetry::metrics::{Meter, MeterProvider};
 use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
-use prometheus::{IntGauge, Opts, Registry, process_collector::ProcessCollector};
+use prometheus::{IntGauge, Opts, Registry};
 
 use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::MetricExporter};
 use crate::metrics::{Histogram, Totals};
@@ -36,9 +36,12 @@ impl Meters {
             .const_label("version", env!("CARGO_PKG_VERSION"));
         let build = IntGauge::with_opts(build).map_err(|cause| error(cause.to_string()))?;
         build.set(1);
-        for collector in [Box::new(build) as _, Box::new(ProcessCollector::for_self()) as _] {
-            registry.register(collector).map_err(|cause| error(cause.to_string()))?;
-        }
+        registry.register(Box::new(build)).map_err(|cause| error(cause.to_string()))?;
+        // The metrics `process_*` are read from `/proc`, which other systems do not have.
+        #[cfg(target_os = "linux")]
+        registry
+            .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))
+            .map_err(|cause| error(cause.to_string()))?;
         // Metric names of envoyproxy/ratelimit have no suffixes.
         let prometheus = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())

@@ -174,7 +174,7 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
     Some(report)
 }
 
-/// Returns the name of this instance: the host and the port.
+/// Returns the name of this instance: the host and the port. Without `/proc`, the variable `HOSTNAME` is the host.
 pub fn instance_name(port: Option<u16>) -> Arc<str> {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "localhost".to_owned());

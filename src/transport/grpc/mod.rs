@@ -34,6 +34,9 @@ mod settings;
 mod status;
 mod stream;
 mod texts;
+// Windows has no Unix sockets.
+#[cfg_attr(windows, path = "no_unix_socket.rs")]
+mod unix_socket;
 
 pub use caller_errors::CallerErrors;
 pub(super) use connection::wait_for_shutdown;

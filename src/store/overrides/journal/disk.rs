@@ -3,9 +3,10 @@
 use std::{
     fs::{self, File},
     io::{self, Write},
-    os::unix::fs::FileExt,
     path::Path,
 };
+
+use crate::platform;
 
 #[cfg(not(test))]
 const fn check_point(_operation: Operation) -> io::Result<()> {
@@ -31,10 +32,10 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     // In tests a write can end in the middle.
     let (first, rest) = bytes.split_at(if cfg!(test) { bytes.len() / 2 } else { 0 });
     if !first.is_empty() {
-        file.write_all_at(first, offset)?;
+        platform::write_all_at(file, first, offset)?;
         check_point(Operation::Write)?;
     }
-    file.write_all_at(rest, offset + first.len() as u64)
+    platform::write_all_at(file, rest, offset + first.len() as u64)
 }
 
 /// Truncates or extends a file.

@@ -8,7 +8,6 @@
 use std::{
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, BufWriter, Write},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -19,6 +18,7 @@ use super::{
     disk::{self, WriterAt},
     line::CopyRange,
 };
+use crate::platform::{FileId, file_id};
 
 /// Writes all lines that a shorter file must have.
 pub(super) type WriteLines<'l> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'l;
@@ -50,7 +50,7 @@ pub(super) struct OpenFile {
 /// Identifies the contents of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fingerprint {
-    inode: (u64, u64),
+    id: FileId,
     length: u64,
     modified: Option<SystemTime>,
 }
@@ -58,7 +58,7 @@ struct Fingerprint {
 impl Fingerprint {
     fn of(file: &File) -> io::Result<Self> {
         let metadata = file.metadata()?;
-        Ok(Self { inode: inode(&metadata), length: metadata.len(), modified: metadata.modified().ok() })
+        Ok(Self { id: file_id(&metadata)?, length: metadata.len(), modified: metadata.modified().ok() })
     }
 }
 
@@ -236,7 +236,7 @@ impl OpenFile {
             Err(error) => return Err(error),
         };
         let own = self.file.metadata()?;
-        if inode(&named) != inode(&own) {
+        if file_id(&named)? != file_id(&own)? {
             return Ok(Name::Changed);
         }
         let has_unknown_end = self.must_truncate || self.copy.is_some();
@@ -324,12 +324,13 @@ fn open_and_lock(path: &Path, create: bool) -> io::Result<(File, bool)> {
         if !metadata.is_file() {
             return Err(io::Error::other("not a regular file"));
         }
+        let id = file_id(&metadata)?;
         if try_lock(&file, path)? == Lock::Held {
             return Ok((file, false));
         }
         // The process that held the lock may have renamed another file over this one.
         match fs::metadata(path) {
-            Ok(named) if inode(&named) == inode(&metadata) => return Ok((file, true)),
+            Ok(named) if file_id(&named)? == id => return Ok((file, true)),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound && create => {}
             Err(error) => return Err(error),
@@ -348,10 +349,6 @@ fn try_lock(file: &File, path: &Path) -> io::Result<Lock> {
             Ok(Lock::Own)
         }
     }
-}
-
-fn inode(metadata: &fs::Metadata) -> (u64, u64) {
-    (metadata.dev(), metadata.ino())
 }
 
 /// Opens the folder of a file, to sync its names.

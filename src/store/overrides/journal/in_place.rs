@@ -9,16 +9,14 @@
 //!
 //! After a crash or an error in step 3 or 4, both are repeated before the next write.
 
-use std::{
-    io::{self, BufWriter, Write},
-    os::unix::fs::FileExt,
-};
+use std::io::{self, BufWriter, Write};
 
 use super::{
     disk::{self, WriterAt},
     file::{OpenFile, WriteLines},
     line::{CopyRange, Line, encode},
 };
+use crate::platform;
 
 /// Number of bytes that are moved at a time.
 const CHUNK_BYTES: usize = 64 * 1_024;
@@ -76,7 +74,7 @@ impl OpenFile {
         while moved < copy.bytes {
             let rest = usize::try_from(copy.bytes - moved).unwrap_or(usize::MAX);
             let part = &mut chunk[..rest.min(CHUNK_BYTES)];
-            self.file.read_exact_at(part, copy.from + moved)?;
+            platform::read_exact_at(&self.file, part, copy.from + moved)?;
             disk::write_at(&self.file, part, moved)?;
             moved += part.len() as u64;
         }
