@@ -1,6 +1,6 @@
 # `make help` lists the targets.
-.PHONY: help run release test verify fix proto bench accuracy overload model fuzz attacks soak mutants profile book dist fmt clippy doc deny \
-  advisories
+.PHONY: help run release test verify fix proto bench accuracy overload model fuzz attacks soak mutants profile book dist platforms fmt clippy doc \
+  deny advisories
 
 help: ## Print this list.
 	@grep -E '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -11,8 +11,11 @@ run: ## Run a quick development build with counters in memory and the example ru
 release: ## Build the production binary, target/release/sluicegate (fat LTO; 6 minutes on two cores).
 	cargo build --release
 
-dist: ## Build the files of a release in target/dist: binaries, packages, image, SBOM (20 to 40 minutes on two cores).
+dist: platforms ## Build the files of a release in target/dist: binaries, packages, image, SBOM (20 to 40 minutes on two cores).
 	deploy/dist/build.sh
+
+platforms: ## Check that service and client compile for macOS and Windows (needs rustup; 5 minutes on two cores).
+	deploy/dist/platforms.sh
 
 test: ## Install the tools that the tests need, or name the missing ones, and run all tests.
 	tests/setup.sh

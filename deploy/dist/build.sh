@@ -8,20 +8,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 umask 022
+. deploy/dist/tools.sh
 
-export RUSTUP_TOOLCHAIN=1.95.0
 cargo_deb=3.8.0
-python_packages="ziglang==0.17.1 certifi==2026.10.19.post1"
 declare -A debian=([x86_64]=amd64 [aarch64]=arm64)
 architectures=(x86_64 aarch64)
 
-tools=$PWD/target/dist-tools # installed compilers and packagers
-work=target/dist-build       # intermediate files
-out=target/dist              # the release
-site=$tools/python
-
-# Prints a message and exits.
-fail() { echo "deploy/dist/build.sh: $1" >&2 && exit 1; }
+work=target/dist-build # intermediate files
+out=target/dist        # the release
 
 # Packs the contents of the folder $1 without the properties of this machine; further arguments are passed to tar.
 pack() {
@@ -31,24 +25,8 @@ pack() {
 
 # Installs the pinned tools in target/dist-tools.
 install_tools() {
-  command -v rustup >/dev/null || fail "rustup is required, for the standard library of other targets"
-  rustc --version >/dev/null 2>&1 || rustup toolchain install --profile minimal "$RUSTUP_TOOLCHAIN"
-  rustup --quiet target add "${architectures[@]/%/-unknown-linux-musl}"
-  if [ "$(cat "$tools/installed" 2>/dev/null || true)" != "$python_packages" ]; then
-    rm -rf "$tools"
-    python3 -m venv "$tools"
-    # shellcheck disable=SC2086
-    "$tools/bin/pip" install --quiet --disable-pip-version-check --target "$site" $python_packages
-    echo "$python_packages" >"$tools/installed"
-  fi
+  install_compilers "${architectures[@]/%/-unknown-linux-musl}"
   cargo install --quiet --locked "cargo-deb@$cargo_deb" --root "$tools"
-  # cc passes Rust's name of the target; Zig knows it under another name, and the last one counts. mimalloc contains the
-  # time of its compilation, and Cargo does not compile it again for another commit, so this time is constant.
-  for arch in "${architectures[@]}"; do
-    printf '#!/bin/sh\nSOURCE_DATE_EPOCH=0 exec "%s/ziglang/zig" cc "$@" -target %s-linux-musl\n' "$site" "$arch" \
-      >"$tools/cc-$arch"
-    chmod +x "$tools/cc-$arch"
-  done
 }
 
 # Compiles the program for all architectures: stripped and statically linked with musl.
@@ -62,11 +40,12 @@ compile() {
   flags+=("--remap-path-prefix=$sysroot/lib/rustlib/src/rust=/rust")
   for arch in "${architectures[@]}"; do
     name=${arch}_unknown_linux_musl
-    export "CC_$name=$tools/cc-$arch" "CARGO_TARGET_${name^^}_LINKER=rust-lld"
+    use_zig "$arch-unknown-linux-musl" "$arch-linux-musl"
+    export "CARGO_TARGET_${name^^}_LINKER=rust-lld"
     targets+=(--target "$arch-unknown-linux-musl")
   done
   unset CFLAGS CPPFLAGS
-  CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}") ZIG_GLOBAL_CACHE_DIR=$tools/zig-cache \
+  CARGO_ENCODED_RUSTFLAGS=$(IFS=$'\x1f' && echo "${flags[*]}") \
     CARGO_PROFILE_RELEASE_STRIP=symbols CARGO_PROFILE_RELEASE_DEBUG=false \
     cargo build --locked --release --bin sluicegate --target-dir target "${targets[@]}"
 }
