@@ -23,8 +23,16 @@ pack() {
     --create "${@:2}"
 }
 
+# Prints the emulator that runs programs of an architecture, or nothing on a machine of this architecture.
+emulator() { [ "$1" = "$(uname -m)" ] || echo "qemu-$1-static"; }
+
 # Installs the pinned tools in target/dist-tools.
 install_tools() {
+  local arch name
+  for arch in "${architectures[@]}"; do
+    name=$(emulator "$arch")
+    [ -z "$name" ] || command -v "$name" >/dev/null || fail "$name is required, to run the program (qemu-user-static)"
+  done
   install_compilers "${architectures[@]/%/-unknown-linux-musl}"
   cargo install --quiet --locked "cargo-deb@$cargo_deb" --root "$tools"
 }
@@ -115,6 +123,18 @@ check_paths() {
   done
 }
 
+# Runs the program of each archive.
+check_programs() {
+  local arch name
+  mkdir -p "$work/unpacked"
+  for arch in "${architectures[@]}"; do
+    name=sluicegate-$version-$arch-unknown-linux-musl
+    tar --extract --gzip --file "$out/$name.tar.gz" --directory "$work/unpacked"
+    # shellcheck disable=SC2046
+    deploy/dist/check.sh "$work/unpacked/$name/sluicegate" $(emulator "$arch")
+  done
+}
+
 version=$(cargo pkgid -p sluicegate | sed 's/.*[@#]//')
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
 rm -rf "$work" "$out" target/dist-image
@@ -127,4 +147,5 @@ for arch in "${architectures[@]}"; do
 done
 image
 check_paths
+check_programs
 (cd "$out" && sha256sum -- * >SHA256SUMS && ls -l)

@@ -76,6 +76,17 @@ fn the_unit_is_valid_and_grants_no_privileges() {
     );
 }
 
+/// `make dist` runs the script with the programs of all architectures.
+#[test]
+fn the_check_of_a_release_accepts_only_a_program_that_serves() {
+    let check = |program: &str| Command::new(repository("deploy/dist/check.sh")).arg(program).output().unwrap();
+    let service = check(env!("CARGO_BIN_EXE_sluicegate"));
+    assert!(service.status.success(), "{}", String::from_utf8_lossy(&service.stderr));
+    let other = check("/bin/true");
+    assert!(!other.status.success());
+    assert!(String::from_utf8_lossy(&other.stderr).contains("the service ended at its start"), "{other:?}");
+}
+
 #[test]
 fn every_dependency_has_a_licence_text() {
     let licences = inventory("licences");
