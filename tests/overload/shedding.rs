@@ -356,7 +356,7 @@ async fn statistics_contain_plans_but_not_holders() {
         ))
     };
     assert_eq!((hits("worker_w"), hits("user_bob")), (3.0, 1.0), "{}", server.get("/metrics"));
-    assert_eq!(server.metric("sluicegate_metric_dynamic_series"), 18.0);
+    assert_eq!(server.metric("sluicegate_metric_dynamic_series"), 20.0);
 }
 
 /// Metrics add up rules with the same labels, and a level of a rule may have the name of a class.

@@ -184,9 +184,8 @@ async fn a_rejected_password_does_not_break_open_connections() {
     fs::remove_file(file).unwrap();
     wait_for("a warning", || server.log().contains("cannot read the password of Redis").then_some(()));
     load.wait_for_decisions().await;
-    replace(file, "three");
-    set_user(&redis, &[">three", "<one"]);
-    wait_for("a login", || (logins(&redis) > before).then_some(()));
+    set_user(&redis, &[">two", "<one"]);
+    wait_for("a login with the rejected password", || (logins(&redis) > before).then_some(()));
     load.wait_for_decisions().await;
     assert_eq!(load.stop().await, 0, "{}", server.log());
 }
@@ -203,26 +202,30 @@ async fn a_command_prints_the_password() {
         format!("#!/bin/sh\n[ \"$1\" = --user ] && cat {} && exit\necho no user >&2\nexit 3\n", password.display());
     fs::write(&program, script).unwrap();
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-    let start_with = |arguments: &str| {
+    let start_with = |arguments: &str, max_age: &str| {
         let line = format!("{} {arguments}", program.display());
-        let settings = [("redis.password_command", line.as_str()), ("redis.password_max_age", "1s"), ("workers", "1")];
+        let settings = [("redis.password_command", line.as_str()), ("redis.password_max_age", max_age)];
         start(&redis.url(), &settings)
     };
     // The default user cannot log in, so that decisions show a login as the user that the command prints.
     redis.cli(&["acl", "setuser", "default", "resetpass", ">other"]);
     let redis_cli = |args: &[&str]| redis.cli(&[&["--no-auth-warning", "-a", "other"], args].concat());
-    let server = start_with("--user");
+    let server = start_with("--user", "1s");
     wait_for_decision(&server).await;
+    let slow_server = start_with("--user", "1h");
+    wait_for_decision(&slow_server).await;
     fs::write(&password, "app:two").unwrap();
     assert_eq!(redis_cli(&["acl", "setuser", "app", "<one"]), "OK");
     assert_ne!(redis_cli(&["client", "kill", "user", "app"]), "0");
     wait_for_decision(&server).await;
+    // A rejected password is renewed before its time.
+    wait_for_decision(&slow_server).await;
     // While the command fails, the last password is used.
     fs::remove_file(&password).unwrap();
     wait_for("a warning", || server.log().contains("redis.password_command has failed").then_some(()));
     assert_ne!(redis_cli(&["client", "kill", "user", "app"]), "0");
     wait_for_decision(&server).await;
-    let failing = start_with("");
+    let failing = start_with("", "1s");
     wait_for("the reason", || failing.log().contains("exit status: 3: no user").then_some(()));
 }
 

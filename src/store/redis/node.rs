@@ -400,6 +400,19 @@ mod tests {
         redis::{Settings, Time},
     };
 
+    /// The first attempt to connect again ends the waiting also if it fails: the deadline of a call is a day here.
+    #[tokio::test]
+    async fn calls_wait_only_for_the_first_attempt_to_connect_again() {
+        let metrics = Metrics::new(1);
+        let settings = Settings { timeout: Duration::from_secs(86_400), ..Settings::default() };
+        let shared = Shared::new("redis://127.0.0.1:1", &settings, Time::Server, &metrics).unwrap();
+        let server = shared.topology.view().borrow().servers[0].clone();
+        let node = Node::start(server, shared, WorkerId(0));
+        node.set_state(State::Reconnecting);
+        let is_up = tokio::time::timeout(Duration::from_secs(60), node.wait_for_reconnection()).await;
+        assert_eq!(is_up, Ok(false));
+    }
+
     /// A node does not reconnect to a server that has left the topology, even if it has never reached it.
     #[tokio::test(start_paused = true)]
     async fn a_closed_node_stops_connecting() {
