@@ -130,22 +130,38 @@ fn set_user(redis: &RedisServer, changes: &[&str]) {
     assert_eq!(redis.cli(&[&["acl", "setuser", "app"], changes].concat()), "OK");
 }
 
+/// A service with two workers that logs in as `app` with the password `one` in a file.
+struct Rotated {
+    redis: RedisServer,
+    server: Server,
+    files: Files,
+}
+
+impl Rotated {
+    fn start() -> Self {
+        let redis = RedisServer::start();
+        set_user(&redis, &[PERMISSIONS, &[">one"]].concat());
+        let files = Files::new();
+        let file = files.write("password", "one\n");
+        let store = format!("redis://app@127.0.0.1:{}", redis.port);
+        // A busy machine can need longer than the default of 500 ms to connect.
+        let settings = [("redis.password_file", file.as_str()), ("redis.connect_timeout", "60s"), ("workers", "2")];
+        let server = start(&store, &settings);
+        Self { redis, server, files }
+    }
+}
+
 /// The order of a rotation without an outage: both passwords are valid, then the file changes, then the old one ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_password_rotates_under_load_without_a_failed_decision() {
-    let redis = RedisServer::start();
-    set_user(&redis, &[PERMISSIONS, &[">one"]].concat());
-    let files = Files::new();
-    let name = files.write("password", "one\n");
-    let file = Path::new(&name);
-    let store = format!("redis://app@127.0.0.1:{}", redis.port);
-    let server = start(&store, &[("redis.password_file", &name), ("workers", "2")]);
+    let Rotated { redis, server, files } = Rotated::start();
+    let file = files.path("password");
     let load = Load::start(&server).await;
     load.wait_for_decisions().await;
     for (old, new) in [("one", "two"), ("two", "three")] {
         set_user(&redis, &[&format!(">{new}")]);
         let before = logins(&redis);
-        replace(file, new);
+        replace(&file, new);
         wait_for("each worker to log in again", || (logins(&redis) >= before + 2).then_some(()));
         set_user(&redis, &[&format!("<{old}")]);
         load.wait_for_decisions().await;
@@ -166,22 +182,17 @@ async fn a_password_rotates_under_load_without_a_failed_decision() {
 /// The password is changed at Redis after the file: open connections continue, and use it as soon as Redis accepts it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rejected_password_does_not_break_open_connections() {
-    let redis = RedisServer::start();
-    set_user(&redis, &[PERMISSIONS, &[">one"]].concat());
-    let files = Files::new();
-    let name = files.write("password", "one");
-    let file = Path::new(&name);
-    let store = format!("redis://app@127.0.0.1:{}", redis.port);
-    let server = start(&store, &[("redis.password_file", &name), ("workers", "1")]);
+    let Rotated { redis, server, files } = Rotated::start();
+    let file = files.path("password");
     let load = Load::start(&server).await;
     load.wait_for_decisions().await;
     let before = logins(&redis);
-    replace(file, "two");
+    replace(&file, "two");
     let rejected = "sluicegate_redis_failures_total{kind=\"noauth\"}";
     wait_for("the password to be rejected", || (server.metric(rejected) >= 2.0).then_some(()));
     assert!(server.log().contains("Redis server rejects the changed password"), "{}", server.log());
     // An unreadable file changes nothing either.
-    fs::remove_file(file).unwrap();
+    fs::remove_file(&file).unwrap();
     wait_for("a warning", || server.log().contains("cannot read the password of Redis").then_some(()));
     load.wait_for_decisions().await;
     set_user(&redis, &[">two", "<one"]);
