@@ -184,8 +184,8 @@ fn secret(text: &str) -> Option<Secret> {
 
 /// Runs a command on a thread of its own.
 ///
-/// tokio could run it as well, but with its feature `process` each wait of a worker also looks for ended processes: 0.8%
-/// more instructions in a decision.
+/// tokio could run it as well, but with its feature `process` each wait of a worker also looks for ended processes: half a
+/// percent more instructions in a decision.
 async fn run_on_thread(line: &str) -> Result<Secret, String> {
     let (sender, result) = oneshot::channel();
     let line = line.to_owned();
