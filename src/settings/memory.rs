@@ -27,7 +27,7 @@ const RANKED_ENTITY_BYTES: u64 = 250;
 /// The names of these entities.
 const RANKED_NAME_BYTES: u64 = 2 * (5 * 256_000 + 12 * 50_000);
 /// A series with a value of a caller: a tenth of a set of labels with all its counts.
-const SERIES_BYTES: u64 = 153;
+const SERIES_BYTES: u64 = 190;
 /// The last hour of the console (18 MB), and the values that aliases copy in the text of one simulation.
 const CONSOLE_BYTES: u64 = 50 * MB;
 /// A gRPC connection with 64 KiB of data that belong to calls without memory, in buffers of twice this size. Measured:
