@@ -15,8 +15,8 @@ use sluicegate::{
     },
     metrics::WorkerId,
     store::{
-        AnyStore, Charge, CounterStore, Hit, HitDecisions, Local, Memory, Peers, StepOutcome, StepOutcomes, Store,
-        local, memory,
+        AnyStore, Charge, Counter, CounterStore, Hit, HitDecisions, Local, Memory, Peers, StepOutcome, StepOutcomes,
+        Store, StoreError, local, memory,
         peers::{self, Pull},
     },
 };
@@ -59,17 +59,23 @@ impl Remote {
 }
 
 impl CounterStore for Remote {
-    async fn step(&self, hits: &[Hit<'_>], _: Charge, _: Micros) -> StepOutcomes {
+    async fn step(&self, hits: &[Hit<&Counter>], _: Charge, _: Micros) -> StepOutcomes {
         sleep(ONE_WAY_LATENCY).await;
         let at = self.now();
-        let count = |hit: &Hit<'_>| {
+        let count = |hit: &Hit<&Counter>| {
             let mut state = self.state.lock().unwrap();
-            let allowed = hit.algorithm.step(&mut state, Operation { action: hit.action, cost: hit.cost, now: at });
+            let allowed =
+                hit.counter.algorithm.step(&mut state, Operation { action: hit.action, cost: hit.cost, now: at });
             StepOutcome { allowed, action: hit.action, at, state: state.clone() }
         };
         let outcomes = hits.iter().map(|hit| Ok(count(hit))).collect();
         sleep(ONE_WAY_LATENCY).await;
         outcomes
+    }
+
+    async fn delete(&self, _: &[u8], _: bool) -> Result<bool, StoreError> {
+        *self.state.lock().unwrap() = State::default();
+        Ok(true)
     }
 }
 
@@ -106,7 +112,7 @@ enum Member {
 }
 
 impl Member {
-    async fn apply(&self, hit: Hit<'_>, now: Micros) -> HitDecisions {
+    async fn apply(&self, hit: Hit<&Counter>, now: Micros) -> HitDecisions {
         match self {
             Self::Redis(local) => local.apply(&[hit], Charge::Each, now).await,
             Self::Peer(store) => store.apply(&[hit], Charge::Each, now).await,
@@ -203,8 +209,8 @@ async fn run(algorithm: Algorithm, consistency: Option<Consistency>, shares: Sha
                     let (member, remote, passed) = (member.clone(), remote.clone(), Arc::clone(&passed));
                     tokio::task::spawn_local(async move {
                         let consistency = consistency.unwrap_or_default();
-                        let hit = Hit { consistency, ..Hit::take(b"{d|k=v}", &algorithm, 1) };
-                        let answer = member.apply(hit, remote.now()).await.pop();
+                        let counter = Counter { consistency, ..Counter::new(b"{d|k=v}", algorithm) };
+                        let answer = member.apply(counter.take(1), remote.now()).await.pop();
                         if answer.is_some_and(|answer| answer.is_ok_and(|answer| answer.decision.allowed)) {
                             passed.lock().unwrap().push(remote.now().get());
                         }

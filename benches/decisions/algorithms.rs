@@ -19,7 +19,7 @@ use sluicegate::{
     },
     metrics::WorkerId,
     store::{
-        self, Charge, CounterStore as _, Hit, Memory, Redis, memory,
+        self, Charge, Counter, CounterStore as _, Hit, Memory, Redis, memory,
         redis::{self, Time},
     },
 };
@@ -70,8 +70,8 @@ fn names() -> Vec<Vec<u8>> {
     (0..USERS).map(|user| format!("{{bench|user=user{user:06}}}xx").into_bytes()).collect()
 }
 
-fn hit<'h>(key: &'h [u8], algorithm: &'h Algorithm, cost: u64) -> Hit<'h> {
-    Hit::take(key, algorithm, cost)
+fn counters(names: &[Vec<u8>], algorithm: &Algorithm) -> Vec<Counter> {
+    names.iter().map(|name| Counter::new(&**name, *algorithm)).collect()
 }
 
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
@@ -117,15 +117,16 @@ const DECISIONS: usize = 200_000;
 
 fn time(algorithm: &Algorithm, names: &[Vec<u8>], step: u64) -> f64 {
     let store = Memory::new(&memory::Settings::default());
+    let counters = counters(names, algorithm);
     let mut now = START;
     let mut rounds = Vec::new();
     for _ in 0..9 {
         let started = Instant::now();
         for decision in 0..DECISIONS {
             // The stride visits all users and never the same cache line twice in a row.
-            let key = &names[decision * 7_919 % names.len()];
+            let counter = &counters[decision * 7_919 % names.len()];
             now += step;
-            black_box(store.apply(&[hit(key, algorithm, 1)], Charge::Each, Micros::new(now)));
+            black_box(store.decide(&counter.take(1), Micros::new(now)));
         }
         rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
     }
@@ -155,13 +156,15 @@ pub(crate) fn slots() {
 
 fn time_shares(shares: &Algorithm) -> f64 {
     let store = Memory::new(&memory::Settings::default());
+    let mut counter = Counter::new(b"{bench|user=user}sh", *shares);
     let mut rounds = Vec::new();
     for round in 0..9 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
-            let rule = shares.with_context(RequestContext { class: (number % 4) as u8, ..RequestContext::default() });
+            let context = RequestContext { class: (number % 4) as u8, ..RequestContext::default() };
+            counter.algorithm = shares.with_context(context);
             let now = Micros::new(START + (round * DECISIONS as u64 + number) * 3);
-            black_box(store.apply(&[hit(b"{bench|user=user}sh", &rule, 1)], Charge::Each, now));
+            black_box(store.decide(&counter.take(1), now));
         }
         rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
     }
@@ -181,20 +184,19 @@ fn time_slots(held: u64) -> f64 {
 fn time_pairs(rule: Algorithm, held: u64) -> f64 {
     let sample = Some(Sample { latency: Micros::new(1_000), dropped: false });
     let (store, now) = (Memory::new(&memory::Settings::default()), Micros::new(START));
-    let key = b"{bench|user=user}cc";
+    let mut counter = Counter::new(b"{bench|user=user}cc", rule);
     for holder in 1..=held {
-        let rule = rule.with_context(holder_of(holder));
-        assert!(store.apply(&[hit(key, &rule, 1)], Charge::Each, now)[0].is_ok());
+        counter.algorithm = rule.with_context(holder_of(holder));
+        assert!(store.decide(&counter.take(1), now).decision.allowed);
     }
     let mut rounds = Vec::new();
     for _ in 0..9 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
-            let rule = rule.with_context(holder_of(held + 1 + number));
-            black_box(store.apply(&[hit(key, &rule, 1)], Charge::Each, now));
-            let rule = rule.with_context(RequestContext { sample, ..holder_of(held + 1 + number) });
-            let refund = Hit { action: Action::Refund, ..hit(key, &rule, 1) };
-            black_box(store.apply(&[refund], Charge::Each, now));
+            counter.algorithm = rule.with_context(holder_of(held + 1 + number));
+            black_box(store.decide(&counter.take(1), now));
+            counter.algorithm = rule.with_context(RequestContext { sample, ..holder_of(held + 1 + number) });
+            black_box(store.decide(&Hit { action: Action::Refund, ..counter.take(1) }, now));
         }
         rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);
     }
@@ -210,10 +212,11 @@ async fn slots_in_redis(held: u64) -> [f64; 2] {
     let log: Algorithm = SlidingLog::new(MaxHits::hard(held + 1), hold, Micros::ZERO, false).unwrap().into();
     let names = &names()[..1_000];
     for name in names {
-        let log = hit(name, &log, held);
+        let log = Counter::new(&**name, log);
         let key = [name.as_slice(), b"cc"].concat();
-        let rules: Vec<_> = (1..=held).map(|holder| slots.with_context(holder_of(holder))).collect();
-        let hits: Vec<_> = rules.iter().map(|rule| hit(&key, rule, 1)).chain([log]).collect();
+        let held: Vec<_> =
+            (1..=held).map(|holder| Counter::new(&*key, slots.with_context(holder_of(holder)))).collect();
+        let hits: Vec<_> = held.iter().map(|slot| slot.take(1)).chain([log.take(held.len() as u64)]).collect();
         assert!(redis.step(&hits, Charge::Each, Micros::new(START)).await.iter().all(Result::is_ok));
     }
     let keys: Vec<_> = names.iter().map(|name| [name.as_slice(), b"cc"].concat()).collect();
@@ -224,7 +227,8 @@ async fn slots_in_redis(held: u64) -> [f64; 2] {
             let before = server.cpu_micros();
             for _ in 0..20 {
                 for keys in keys.chunks(50) {
-                    let hits: Vec<_> = keys.iter().map(|key| hit(key, rule, 1)).collect();
+                    let counters = counters(keys, rule);
+                    let hits: Vec<_> = counters.iter().map(|counter| counter.take(1)).collect();
                     black_box(redis.step(&hits, Charge::Each, Micros::new(START)).await);
                     let refunds: Vec<_> = hits.iter().map(|hit| Hit { action: Action::Refund, ..*hit }).collect();
                     black_box(redis.step(&refunds, Charge::Each, Micros::new(START)).await);
@@ -243,7 +247,7 @@ pub(crate) fn entities(index: usize) {
     let store = Memory::new(&memory::Settings::default());
     let take = |user: usize| {
         let key = format!("{{bench|user=user{user}}}xx");
-        black_box(store.apply(&[hit(key.as_bytes(), algorithm, cost)], Charge::Each, Micros::new(START)));
+        black_box(store.decide(&Counter::new(key, *algorithm).take(cost), Micros::new(START)));
     };
     take(0);
     let before = resident();
@@ -390,15 +394,14 @@ async fn incrby_all(connection: &mut ::redis::aio::MultiplexedConnection, names:
 }
 
 async fn decide(redis: &Redis, algorithm: &Algorithm, names: &[Vec<u8>], hits_per_request: usize, cost: u64) {
-    let algorithm = Arc::new(*algorithm);
-    let names: Arc<[Vec<u8>]> = names.into();
+    let counters: Arc<[Counter]> = counters(names, algorithm).into();
     let mut in_flight = JoinSet::new();
     for pass in 0..PASSES as u64 {
         for start in (0..names.len()).step_by(hits_per_request) {
-            let (redis, algorithm, names) = (redis.clone(), Arc::clone(&algorithm), Arc::clone(&names));
+            let (redis, counters) = (redis.clone(), Arc::clone(&counters));
             in_flight.spawn(async move {
-                let keys = names[start..].iter().take(hits_per_request);
-                let hits: Vec<_> = keys.map(|key| hit(key, &algorithm, cost)).collect();
+                let counters = counters[start..].iter().take(hits_per_request);
+                let hits: Vec<_> = counters.map(|counter| counter.take(cost)).collect();
                 let answers = redis.step(&hits, Charge::Each, Micros::new(START + pass * 1_000_000)).await;
                 assert!(answers.iter().all(Result::is_ok));
             });

@@ -15,7 +15,7 @@ use std::{
 use sluicegate::{
     algorithm::{Algorithm, MaxHits, Micros, fixed_window::FixedWindow, gcra::Gcra},
     store::{
-        Charge, Hit, Memory, memory,
+        Counter, Memory, memory,
         peers::{self, Peers, Pull},
     },
 };
@@ -160,8 +160,8 @@ fn in_process() {
     println!("| limit | decision without peers | decision with peers | publish a change | apply a change |");
     println!("| --- | ---: | ---: | ---: | ---: |");
     for (name, limit) in limits {
-        let names: Vec<_> =
-            (0..OPERATIONS).map(|user| format!("{{bench|user=user{user}}}fw:86400").into_bytes()).collect();
+        let counter = |user| Counter::new(format!("{{bench|user=user{user}}}fw:86400"), limit);
+        let counters: Vec<_> = (0..OPERATIONS).map(counter).collect();
         let alone = Memory::new(&memory::Settings::default());
         let exchanged = Arc::new(Memory::exchanged(&memory::Settings::default()));
         let origin = Peers::with_epoch(Arc::clone(&exchanged), peers::Metrics::new(), 1);
@@ -169,9 +169,9 @@ fn in_process() {
         let receiver = Peers::with_epoch(receiver, peers::Metrics::new(), 2);
         let clock = AtomicU64::new(START);
         let decide = |memory: &Memory| {
-            for name in &names {
+            for counter in &counters {
                 let now = Micros::new(clock.fetch_add(1, Relaxed));
-                black_box(memory.apply(&[Hit::take(name, &limit, 1)], Charge::Each, now));
+                black_box(memory.decide(&counter.take(1), now));
             }
         };
         let nanos = |act: &mut dyn FnMut()| {

@@ -3,8 +3,8 @@
 use std::{hint::black_box, thread, time::Instant};
 
 use sluicegate::{
-    algorithm::{Algorithm, MaxHits, Micros, fixed_window::FixedWindow},
-    store::{Charge, Hit, Memory, memory},
+    algorithm::{MaxHits, Micros, fixed_window::FixedWindow},
+    store::{Counter, Memory, memory},
 };
 
 use super::{algorithms::median, process::cpu_micros};
@@ -31,17 +31,17 @@ pub(crate) fn run() {
 fn measure(names: &[Vec<u8>], threads: usize) -> (f64, f64) {
     let store = Memory::new(&memory::Settings::default());
     let limit = FixedWindow::new(MaxHits::hard(4_000_000_000), Micros::from_secs(60), true).unwrap();
-    let algorithm = Algorithm::from(limit);
+    let counters: Vec<_> = names.iter().map(|name| Counter::new(&**name, limit)).collect();
     let round = |_| {
         let (cpu, started) = (cpu_micros(std::process::id()), Instant::now());
         thread::scope(|scope| {
             for thread in 0..threads {
-                let (store, algorithm) = (&store, &algorithm);
+                let (store, counters) = (&store, &counters);
                 scope.spawn(move || {
                     for decision in 0..DECISIONS / threads {
                         // The stride visits all keys, in another place for each thread.
-                        let key = &names[(thread * 104_729 + decision * 7_919) % names.len()];
-                        black_box(store.apply(&[Hit::take(key, algorithm, 1)], Charge::Each, NOW));
+                        let counter = &counters[(thread * 104_729 + decision * 7_919) % counters.len()];
+                        black_box(store.decide(&counter.take(1), NOW));
                     }
                 });
             }

@@ -134,14 +134,6 @@ pub(super) enum Match<'s> {
 }
 
 impl<'s> Match<'s> {
-    pub(super) fn limited(&self) -> Option<&AppliedLimit<'s>> {
-        if let Self::Limited(applied) = self { Some(applied) } else { None }
-    }
-
-    pub(super) fn denied(&self) -> Option<&AppliedLimit<'s>> {
-        if let Self::Denied(applied) = self { Some(applied) } else { None }
-    }
-
     pub(super) fn rule(&self) -> Option<&'s Rule> {
         match self {
             Self::None | Self::NoDomain | Self::NoRule | Self::Off => None,
@@ -151,7 +143,7 @@ impl<'s> Match<'s> {
     }
 }
 
-impl Engine {
+impl<S> Engine<S> {
     /// Matches each descriptor with the rules and overrides, and drops the limits that another matched rule replaces.
     pub(super) fn matches<'s>(
         &self,

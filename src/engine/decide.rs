@@ -1,4 +1,9 @@
 //! The [`Engine`] of a worker, which decides requests by the rules in force.
+//!
+//! A decision has three steps. [`Engine::prepare`] finds the limits of a request and writes the hits on their counters.
+//! Then the hits are applied to a store, at once in memory ([`PreparedRequest::apply_in`]) or over the network
+//! ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where the store has not
+//! answered, and builds the verdict.
 
 use std::sync::Arc;
 
@@ -6,10 +11,11 @@ use arc_swap::ArcSwap;
 use smallvec::SmallVec;
 
 use super::{
-    DecideError, Descriptor, OverrideKind, Request, Settings, Snapshot,
+    DecideError, Descriptor, Feedback, OverrideKind, Request, Settings, Snapshot,
     applied_limit::{AppliedLimit, Match},
     key,
     overrides::Mode,
+    prepared::{ChargedLimit, PreparedDescriptor, PreparedRequest},
     statistics::{Outcome, Statistics, Threshold},
     top_entities::TopEntities,
     verdict::{Code, CurrentLimit, Status, Verdict},
@@ -18,34 +24,18 @@ use crate::{
     algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, State},
     metrics::WorkerId,
     rules::{FailurePolicy, Limit, Metadata, Rule},
-    store::{AnyStore, Charge, Decider, Hit, HitDecision, HitDecisions, Memory, Store, StoreError},
+    store::{Blocks, Charge, Counter, Decider, Hit, HitDecision, Memory, Store, StoreError},
 };
 
-/// The counter of one limited descriptor, which its hit borrows.
-struct Counter {
-    name: Vec<u8>,
-    /// The algorithm with the request's context, for the few limits that depend on the caller.
-    contextual_algorithm: Option<Box<Algorithm>>,
-}
-
-/// Iterates over the descriptors that have a limit, with their limits.
-fn limited_descriptors<'r, 'd, 'm, 's>(
-    request: &'r Request<'d>,
-    matches: &'m [Match<'s>],
-) -> impl Iterator<Item = (&'r Descriptor<'d>, &'m AppliedLimit<'s>)> {
-    let all = request.descriptors.iter().zip(matches);
-    all.filter_map(|(descriptor, matched)| Some((descriptor, matched.limited()?)))
-}
-
-/// Decides requests on behalf of one worker.
+/// Decides requests on behalf of one worker, with counters in a store `S`.
 #[derive(Clone)]
-pub struct Engine {
+pub struct Engine<S> {
     /// The worker that uses this engine.
     pub worker: WorkerId,
     /// Prefix of the counters' names; empty except for candidate rules.
     pub scope: &'static str,
     /// The store that has the counters.
-    pub store: AnyStore,
+    pub store: S,
     /// Local counters for the failure policy `local`.
     pub local: Arc<Memory>,
     /// The rules in force and the overrides.
@@ -58,147 +48,238 @@ pub struct Engine {
     pub settings: Arc<Settings>,
 }
 
-impl Engine {
-    /// Decides one request. All descriptors are counted, even if the first one is denied.
+impl<S: Store> Engine<S> {
+    /// Decides one request by a snapshot of the rules, and waits for the store. All descriptors are counted, even if the
+    /// first one is denied.
     ///
     /// # Errors
     ///
     /// Returns an error if no rules are loaded, or if the store fails and an applicable failure policy is `error`.
-    pub async fn decide(&self, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
-        let snapshot = &*self.rules.load();
-        if snapshot.compiled.awaiting_rules {
-            return Err(DecideError::NoRules);
+    pub async fn decide(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        now: Micros,
+    ) -> Result<Verdict, DecideError> {
+        let mut prepared = self.prepare(snapshot, request, now)?;
+        self.finish_grants(&prepared);
+        if !prepared.needs_no_store() {
+            let hits = prepared.hits();
+            let answers = self.store.apply(&hits, prepared.charge_of(&hits), now).await;
+            drop(hits);
+            prepared.set_answers(answers);
         }
-        let domain = snapshot.rules().settings_of(request.domain);
-        let mut charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
-        let matches = self.matches(snapshot, request, now);
-        let counters = self.counters(request, &matches, domain.map_or(&[], |domain| &domain.shard_by));
-        let mut hits = self.hits(request, &matches, &counters);
-        if !request.feedback.is_empty() {
-            self.apply_feedback(request, &matches, &mut hits, now);
-        }
-        let denied_by_switch = self.count_denied_by_switch(request, &matches, now) && charge == Charge::All;
-        if denied_by_switch {
-            // The request is denied already, so its other limits must not be charged.
-            hits.iter_mut().for_each(|hit| *hit = hit.peek());
-            charge = Charge::Each;
-        }
-        // Variables that end with this block take no space in the future across the next await.
-        let verdict = {
-            let answers = match charge {
-                _ if hits.is_empty() => HitDecisions::new(),
-                Charge::Each => self.store.apply(&hits, charge, now).await,
-                // Boxed, as it is rare and a decision that waits for Redis should be small.
-                Charge::All => Box::pin(self.apply_together(&hits, now)).await,
+        self.finish(snapshot, prepared)
+    }
+
+    /// Finishes the grants that the caller has used up, and counts their hits.
+    fn finish_grants(&self, prepared: &PreparedRequest<'_, '_>) {
+        for limit in prepared.charged() {
+            let Some((id, admitted)) = limit.finished_grant else {
+                continue;
             };
-            let is_denied = |(hit, answer): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
-            let charged_together = charge == Charge::All && hits.len() > 1;
-            let nothing_taken = denied_by_switch || charged_together && hits.iter().zip(&answers).any(is_denied);
-            for ((descriptor, applied), answer) in limited_descriptors(request, &matches).zip(&answers) {
-                let Ok(answer) = answer else {
-                    continue;
-                };
-                let allowed = answer.decision.allowed;
-                self.record_top(request.domain, descriptor, applied, allowed, now);
-                if !(nothing_taken && allowed) {
-                    self.count(descriptor, applied, applied.base_limit(), answer, !charged_together, now);
-                }
-            }
-            let mut decisions = SmallVec::<[HitDecision; 1]>::new();
-            for (((descriptor, applied), hit), answer) in limited_descriptors(request, &matches).zip(&hits).zip(answers)
-            {
-                decisions.push(match answer {
-                    Ok(answer) => answer,
-                    Err(error) => {
-                        let decision = self
-                            .apply_failure_policy(descriptor, applied, hit, now)
-                            .ok_or(DecideError::Store(error))?;
-                        HitDecision { decision, decider: Decider::Fallback, grant: None }
-                    }
-                });
-            }
-            self.verdict(snapshot, request, &matches, &decisions)
-        };
-        if let Some(evaluation) =
-            snapshot.candidate.as_ref().and_then(|candidate| candidate.evaluate(self, request, &verdict, now))
-        {
-            evaluation.await;
+            let admitted = self.store.report(&limit.hit.counter, id, admitted, prepared.now);
+            let (quota, _) = limit.applied.limit.policy();
+            let allowed = Decision { allowed: true, ..Decision::default() };
+            let threshold = Threshold {
+                limit: quota,
+                // The caller does not report how many requests the hits belong to.
+                requests: admitted,
+                near: self.statistics.near_threshold(quota),
+                splits_denied: false,
+                shadow: false,
+                from_deny_cache: false,
+            };
+            limit.applied.series.count_requested(self.worker, admitted, admitted);
+            limit.applied.series.count_decision(self.worker, admitted, &allowed, threshold);
+        }
+    }
+}
+
+impl<S> Engine<S> {
+    /// Returns the same engine with another store.
+    #[must_use]
+    pub fn with_store<T>(&self, store: T) -> Engine<T> {
+        Engine {
+            worker: self.worker,
+            scope: self.scope,
+            store,
+            local: Arc::clone(&self.local),
+            rules: Arc::clone(&self.rules),
+            statistics: Arc::clone(&self.statistics),
+            top: self.top.clone(),
+            settings: Arc::clone(&self.settings),
+        }
+    }
+
+    /// Decides one request with counters in memory, in place of the engine's store. Also evaluates the candidate rules.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules are loaded.
+    pub fn decide_in(&self, memory: &Memory, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
+        let snapshot = &*self.rules.load();
+        let verdict = self.decide_by(snapshot, memory, request, now)?;
+        if let Some(candidate) = &snapshot.candidate {
+            candidate.evaluate_in(self, memory, request, &verdict, now);
         }
         Ok(verdict)
     }
 
-    /// Returns the counters of the limited descriptors, and counts the hits as requested or refunded.
-    fn counters(&self, request: &Request<'_>, matches: &[Match<'_>], shard_by: &[Box<str>]) -> SmallVec<[Counter; 1]> {
-        let feedback = request.feedback.iter().zip(matches);
-        let mut samples = feedback.filter_map(|(feedback, matched)| matched.limited().map(|_| feedback.sample));
-        let hash = self.settings.value_hash.as_ref();
-        let counter = |(descriptor, applied): (&Descriptor<'_>, &AppliedLimit<'_>)| {
-            let algorithm = applied.limit.algorithm();
-            let context = applied.context(descriptor, samples.next().flatten());
-            let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
-            let hits = descriptor.hits.min(MAX_NUMBER);
-            if descriptor.refund {
-                applied.series.count_refunded(self.worker, hits);
-            } else {
-                applied.series.count_requested(self.worker, hits, 1);
-            }
-            Counter {
-                name: key::name(self.scope, request.domain, shard_by, entries, &applied.path, algorithm, hash),
-                contextual_algorithm: context.map(|context| Box::new(algorithm.with_context(context))),
-            }
-        };
-        limited_descriptors(request, matches).map(counter).collect()
-    }
-
-    /// Builds the hits for the store.
-    fn hits<'h>(
+    /// Decides one request by a snapshot of the rules, with counters in memory.
+    pub(super) fn decide_by(
         &self,
+        snapshot: &Snapshot,
+        memory: &Memory,
         request: &Request<'_>,
-        matches: &'h [Match<'_>],
-        counters: &'h [Counter],
-    ) -> SmallVec<[Hit<'h>; 1]> {
-        limited_descriptors(request, matches)
-            .zip(counters)
-            .map(|((descriptor, applied), counter)| {
-                let binding = !descriptor.refund && self.is_binding(applied);
-                Hit {
-                    key: &counter.name,
-                    algorithm: counter.contextual_algorithm.as_deref().unwrap_or_else(|| applied.limit.algorithm()),
-                    action: action(descriptor),
-                    cost: descriptor.hits.min(MAX_NUMBER),
-                    blocks_on_denial: binding,
-                    blocks_on_error: binding && self.on_error(applied).denies(),
-                    per_second: applied.limit.is_per_second(),
-                    consistency: applied.consistency(),
-                    demand: 0,
-                    is_ahead: false,
-                }
-            })
-            .collect()
+        now: Micros,
+    ) -> Result<Verdict, DecideError> {
+        let mut prepared = self.prepare(snapshot, request, now)?;
+        prepared.apply_in(memory);
+        self.finish(snapshot, prepared)
     }
 
-    /// Counts the descriptors that an override denies. Returns whether they deny the whole request.
-    fn count_denied_by_switch(&self, request: &Request<'_>, matches: &[Match<'_>], now: Micros) -> bool {
-        let mut denies = false;
-        for (descriptor, matched) in request.descriptors.iter().zip(matches) {
-            let Some(applied) = matched.denied() else {
+    /// Finds the limits of a request, and counts its hits as requested or refunded.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules are loaded.
+    pub fn prepare<'s, 'd>(
+        &self,
+        snapshot: &'s Snapshot,
+        request: &'s Request<'d>,
+        now: Micros,
+    ) -> Result<PreparedRequest<'s, 'd>, DecideError> {
+        if snapshot.compiled.awaiting_rules {
+            return Err(DecideError::NoRules);
+        }
+        let domain = snapshot.rules().settings_of(request.domain);
+        let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
+        let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
+        let mut is_denied = false;
+        let mut descriptors = SmallVec::new();
+        for (index, matched) in self.matches(snapshot, request, now).into_iter().enumerate() {
+            let descriptor = &request.descriptors[index];
+            debug_assert!(descriptor.hits <= MAX_NUMBER, "decoders must bound the number of hits");
+            descriptors.push(match matched {
+                Match::None | Match::NoDomain | Match::NoRule => PreparedDescriptor::NoLimit(None),
+                Match::Off => PreparedDescriptor::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
+                Match::Unlimited(_, override_kind) => PreparedDescriptor::Unlimited(override_kind),
+                Match::Denied(applied) => {
+                    is_denied |= self.is_binding(&applied);
+                    self.count_denied_by_switch(request.domain, descriptor, &applied, now);
+                    PreparedDescriptor::Denied(applied)
+                }
+                Match::Limited(applied) => {
+                    let feedback = request.feedback.get(index).copied().unwrap_or_default();
+                    PreparedDescriptor::Charged(self.charge(request.domain, descriptor, applied, feedback, shard_by))
+                }
+            });
+        }
+        let mut prepared = PreparedRequest { request, now, descriptors, charge, is_denied_by_switch: false };
+        if charge == Charge::All {
+            if is_denied {
+                prepared.peek_only();
+            } else {
+                prepared.join_hits_of_same_counters();
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// Counts the decisions, decides by the failure policies where the store has not answered, and builds the verdict.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store has failed and an applicable failure policy is `error`.
+    pub fn finish(&self, snapshot: &Snapshot, mut prepared: PreparedRequest<'_, '_>) -> Result<Verdict, DecideError> {
+        let (domain, now) = (prepared.request.domain, prepared.now);
+        let is_charged_together = prepared.charge == Charge::All && prepared.charged().count() > 1;
+        let is_nothing_taken =
+            prepared.is_denied_by_switch || is_charged_together && prepared.charged().any(ChargedLimit::denies_all);
+        for ChargedLimit { descriptor, applied, answer, .. } in prepared.charged() {
+            let Ok(answer) = answer else {
                 continue;
             };
-            denies |= self.is_binding(applied);
-            self.record_top(request.domain, descriptor, applied, false, now);
-            let hits = descriptor.hits.min(MAX_NUMBER);
-            let threshold = Threshold {
-                limit: 0,
-                requests: hits.min(1),
-                near: 0,
-                splits_denied: false,
-                shadow: applied.is_shadow(),
-                from_deny_cache: false,
-            };
-            applied.series.count_requested(self.worker, hits, 1);
-            applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
+            let is_allowed = answer.decision.allowed;
+            self.record_top(domain, descriptor, applied, is_allowed, now);
+            if !(is_nothing_taken && is_allowed) {
+                self.count(descriptor, applied, applied.base_limit(), answer, !is_charged_together, now);
+            }
         }
-        denies
+        for limit in prepared.charged_mut() {
+            if let Err(error) = limit.answer {
+                let decision = self.apply_failure_policy(limit, error, now).ok_or(DecideError::Store(error))?;
+                limit.answer = Ok(HitDecision { decision, decider: Decider::Fallback, grant: None });
+            }
+        }
+        Ok(self.verdict(snapshot, &prepared))
+    }
+
+    /// Returns the limit with the hit on its counter, and counts the hits as requested or refunded.
+    fn charge<'s, 'd>(
+        &self,
+        domain: &str,
+        descriptor: &'s Descriptor<'d>,
+        applied: AppliedLimit<'s>,
+        feedback: Feedback,
+        shard_by: &[Box<str>],
+    ) -> ChargedLimit<'s, 'd> {
+        let mut algorithm = *applied.limit.algorithm();
+        let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
+        let hash = self.settings.value_hash.as_ref();
+        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &algorithm, hash);
+        if let Some(context) = applied.context(descriptor, feedback.sample) {
+            algorithm = algorithm.with_context(context);
+        }
+        let counter =
+            Counter { name, algorithm, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
+        if descriptor.refund {
+            applied.series.count_refunded(self.worker, descriptor.hits);
+        } else {
+            applied.series.count_requested(self.worker, descriptor.hits, 1);
+        }
+        let hit = Hit {
+            counter,
+            action: action(descriptor),
+            cost: descriptor.hits,
+            blocks: self.blocks(descriptor, &applied),
+            demand: feedback.demand,
+            is_ahead: false,
+        };
+        let finished_grant = feedback.reports;
+        let answer = Err(StoreError::Lost);
+        ChargedLimit { descriptor, applied, hit, included_in: None, finished_grant, answer }
+    }
+
+    /// Returns when the hit of a limit denies the whole request.
+    fn blocks(&self, descriptor: &Descriptor<'_>, applied: &AppliedLimit<'_>) -> Blocks {
+        if descriptor.refund || !self.is_binding(applied) {
+            return Blocks::Never;
+        }
+        if self.on_error(applied).denies() { Blocks::OnDenialOrError } else { Blocks::OnDenial }
+    }
+
+    /// Counts the hits of a descriptor that an override denies.
+    fn count_denied_by_switch(
+        &self,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        applied: &AppliedLimit<'_>,
+        now: Micros,
+    ) {
+        self.record_top(domain, descriptor, applied, false, now);
+        let hits = descriptor.hits;
+        let threshold = Threshold {
+            limit: 0,
+            requests: hits.min(1),
+            near: 0,
+            splits_denied: false,
+            shadow: applied.is_shadow(),
+            from_deny_cache: false,
+        };
+        applied.series.count_requested(self.worker, hits, 1);
+        applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
     }
 
     pub(super) fn record_top(
@@ -214,33 +295,6 @@ impl Engine {
             let allowed = allowed || applied.is_shadow();
             top.record(self.worker, domain, descriptor, applied.rule.map(Rule::policy), allowed, now);
         }
-    }
-
-    /// Applies hits under [`Charge::All`]. Hits on the same counter are merged into one with the sum of their costs.
-    async fn apply_together(&self, hits: &[Hit<'_>], now: Micros) -> HitDecisions {
-        let mut merged = SmallVec::<[Hit<'_>; 4]>::new();
-        let mut indices = SmallVec::<[usize; 4]>::new();
-        for hit in hits {
-            let same_counter = |other: &Hit<'_>| other.key == hit.key && other.action == hit.action;
-            let index = merged.iter().position(same_counter).unwrap_or(merged.len());
-            match merged.get_mut(index) {
-                Some(first) => first.cost = first.cost.saturating_add(hit.cost),
-                None => merged.push(*hit),
-            }
-            indices.push(index);
-        }
-        // A single hit does not depend on the outcome of others.
-        let charge = if merged.len() == 1 { Charge::Each } else { Charge::All };
-        let answers = self.store.apply(&merged, charge, now).await;
-        let mut granted = SmallVec::<[usize; 4]>::new();
-        let answer = |index: usize| {
-            let answer = answers.get(index).copied().unwrap_or(Err(StoreError::Rejected))?;
-            // Only the first descriptor of a merged hit receives its grant.
-            let first = !granted.contains(&index);
-            granted.push(index);
-            Ok(HitDecision { grant: answer.grant.filter(|_| first), ..answer })
-        };
-        indices.into_iter().map(answer).collect()
     }
 
     pub(super) fn on_error(&self, applied: &AppliedLimit<'_>) -> FailurePolicy {
@@ -277,12 +331,12 @@ impl Engine {
                 false if applied.sheds(&answer.decision) => Outcome::Shed,
                 false => Outcome::Denied,
             };
-            shedding.record(self.worker, class, outcome, descriptor.hits.min(MAX_NUMBER), now);
+            shedding.record(self.worker, class, outcome, descriptor.hits, now);
         }
         let splits_denied = charged_alone && answer.decider != Decider::DenyCache && limit.splits_denied();
         let (limit, _) = limit.policy();
         let shadow = applied.is_shadow();
-        let (hits, near) = (descriptor.hits.min(MAX_NUMBER), self.statistics.near_threshold(limit));
+        let (hits, near) = (descriptor.hits, self.statistics.near_threshold(limit));
         let from_deny_cache = answer.decider == Decider::DenyCache;
         applied.series.count_decision(
             self.worker,
@@ -292,39 +346,15 @@ impl Engine {
         );
     }
 
-    /// Adds the caller's demand to the hits, and counts the hits that it has admitted under finished grants.
-    fn apply_feedback(&self, request: &Request<'_>, matches: &[Match<'_>], hits: &mut [Hit<'_>], now: Micros) {
-        let feedback = request.feedback.iter().zip(matches);
-        let feedback = feedback.filter_map(|(feedback, matched)| Some((feedback, matched.limited()?)));
-        for (hit, (feedback, applied)) in hits.iter_mut().zip(feedback) {
-            hit.demand = feedback.demand;
-            let Some((id, admitted)) = feedback.reports else {
-                continue;
-            };
-            let admitted = self.store.report(hit, id, admitted, now);
-            let (limit, _) = applied.limit.policy();
-            let allowed = Decision { allowed: true, ..Decision::default() };
-            let near = self.statistics.near_threshold(limit);
-            // The caller does not report how many requests the hits belong to.
-            let requests = admitted;
-            let threshold =
-                Threshold { limit, requests, near, splits_denied: false, shadow: false, from_deny_cache: false };
-            applied.series.count_requested(self.worker, admitted, requests);
-            applied.series.count_decision(self.worker, admitted, &allowed, threshold);
-        }
-    }
-
     /// Decides a hit by its failure policy after the store failed.
     ///
     /// Returns `None` if the policy is `error`. Under `allow` and `deny` nothing is counted, and the decision has the
     /// numbers of an unused counter.
-    fn apply_failure_policy(
-        &self,
-        descriptor: &Descriptor<'_>,
-        applied: &AppliedLimit<'_>,
-        hit: &Hit<'_>,
-        now: Micros,
-    ) -> Option<Decision> {
+    fn apply_failure_policy(&self, limit: &ChargedLimit<'_, '_>, error: StoreError, now: Micros) -> Option<Decision> {
+        let ChargedLimit { descriptor, applied, hit, .. } = limit;
+        if error == StoreError::Lost {
+            self.statistics.lost_answers.add(self.worker, 1);
+        }
         let policy = self.on_error(applied);
         self.statistics.on_error[policy as usize].add(self.worker, 1);
         let allowed = match policy {
@@ -333,11 +363,13 @@ impl Engine {
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
                 let instance_limit = self.instance_limit(applied);
-                let algorithm = applied
-                    .context(descriptor, None)
-                    .map_or(*instance_limit.algorithm(), |context| instance_limit.algorithm().with_context(context));
-                let hit = Hit { algorithm: &algorithm, ..*hit };
-                let answer = self.local.apply(&[hit], Charge::Each, now).pop()?.ok()?;
+                let mut algorithm = *instance_limit.algorithm();
+                if let Some(context) = applied.context(descriptor, None) {
+                    algorithm = algorithm.with_context(context);
+                }
+                let counter = Counter { algorithm, ..hit.counter.clone() };
+                let local_hit = Hit { action: hit.action, ..counter.take(descriptor.hits) };
+                let answer = self.local.decide(&local_hit, now);
                 self.count(descriptor, applied, &instance_limit, &answer, true, now);
                 return Some(answer.decision);
             }
@@ -362,30 +394,25 @@ impl Engine {
         }
     }
 
-    /// Builds the verdict. `decisions` has one element per limited descriptor, in their order.
-    fn verdict(
-        &self,
-        snapshot: &Snapshot,
-        request: &Request<'_>,
-        matches: &[Match<'_>],
-        decisions: &[HitDecision],
-    ) -> Verdict {
-        let mut decisions = decisions.iter();
-        let no_limit = |override_kind| Status { quota: self.settings.quota_mode, override_kind, ..Status::NO_LIMIT };
-        let statuses: SmallVec<[Status; 1]> = matches
-            .iter()
-            .zip(&request.descriptors)
-            .map(|(matched, descriptor)| match matched {
-                Match::None | Match::NoDomain | Match::NoRule => no_limit(None),
-                Match::Off => no_limit(Some(OverrideKind::Switch(Mode::Off))),
-                Match::Unlimited(_, override_kind) => Status { override_kind: *override_kind, ..Status::UNLIMITED },
-                Match::Denied(applied) => self.denial(applied),
-                Match::Limited(applied) => {
-                    let status = self.status(applied, decisions.next().copied().unwrap_or_default());
-                    if status.is_over() { status.with_cost(descriptor.hits) } else { status }
+    /// Builds the verdict of a request whose limits all have an answer.
+    fn verdict(&self, snapshot: &Snapshot, prepared: &PreparedRequest<'_, '_>) -> Verdict {
+        let mut statuses = SmallVec::<[Status; 1]>::new();
+        for descriptor in &prepared.descriptors {
+            statuses.push(match descriptor {
+                PreparedDescriptor::NoLimit(override_kind) => {
+                    Status { quota: self.settings.quota_mode, override_kind: *override_kind, ..Status::NO_LIMIT }
                 }
-            })
-            .collect();
+                PreparedDescriptor::Unlimited(override_kind) => {
+                    Status { override_kind: *override_kind, ..Status::UNLIMITED }
+                }
+                PreparedDescriptor::Denied(applied) => self.denial(applied),
+                PreparedDescriptor::Charged(limit) => {
+                    debug_assert!(limit.answer.is_ok(), "failure policies decide before the verdict");
+                    let status = self.status(&limit.applied, limit.answer.unwrap_or_default());
+                    if status.is_over() { status.with_cost(limit.descriptor.hits) } else { status }
+                }
+            });
+        }
         let overall = match Verdict::overall(&statuses) {
             Code::OverLimit if self.settings.shadow_mode && !snapshot.modes.enforces_all() => {
                 self.statistics.global_shadow.add(self.worker, 1);
@@ -393,7 +420,7 @@ impl Engine {
             }
             code => code,
         };
-        let metadata = self.settings.metadata.then(|| metadata(matches, &statuses)).flatten();
+        let metadata = self.settings.metadata.then(|| metadata(&prepared.descriptors, &statuses)).flatten();
         Verdict { overall, statuses, metadata }
     }
 
@@ -445,12 +472,19 @@ fn action(descriptor: &Descriptor<'_>) -> Action {
 }
 
 /// Merges the metadata of the rules that allowed their descriptors. The first rule that sets a key wins.
-fn metadata(matches: &[Match<'_>], statuses: &[Status]) -> Option<Metadata> {
-    let allowed = matches.iter().zip(statuses).filter(|(_, status)| status.code == Code::Ok && !status.unlimited);
-    let mut all = allowed.filter_map(|(matched, _)| matched.rule()?.metadata.as_ref());
-    let mut merged = all.next()?.clone();
-    all.for_each(|other| merged.merge(other));
-    Some(merged)
+fn metadata(descriptors: &[PreparedDescriptor<'_, '_>], statuses: &[Status]) -> Option<Metadata> {
+    let mut merged: Option<Metadata> = None;
+    for (descriptor, status) in descriptors.iter().zip(statuses) {
+        let rule = descriptor.applied().filter(|_| status.code == Code::Ok).and_then(|applied| applied.rule);
+        let Some(metadata) = rule.and_then(|rule| rule.metadata.as_ref()) else {
+            continue;
+        };
+        match &mut merged {
+            Some(merged) => merged.merge(metadata),
+            None => merged = Some(metadata.clone()),
+        }
+    }
+    merged
 }
 
 #[cfg(test)]
@@ -476,11 +510,9 @@ mod tests {
         let decide = |key| {
             let descriptors = SmallVec::from_elem(descriptor(&[(key, "x")], 1), 1);
             let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-            let matches = engine.matches(&snapshot, &request, NOW);
-            let counters = engine.counters(&request, &matches, &[]);
-            let hits = engine.hits(&request, &matches, &counters);
-            let applied = matches[0].limited().unwrap();
-            let decision = engine.apply_failure_policy(&request.descriptors[0], applied, &hits[0], NOW);
+            let prepared = engine.prepare(&snapshot, &request, NOW).unwrap();
+            let limit = prepared.charged().next().unwrap();
+            let decision = engine.apply_failure_policy(limit, StoreError::Lost, NOW);
             decision.map(|decision| (decision.allowed, decision.remaining))
         };
         assert_eq!(["default", "open", "closed"].map(decide), [None, Some((true, 3)), Some((false, 0))]);
@@ -489,5 +521,6 @@ mod tests {
         assert_eq!([(); 3].map(|()| decide("alone")), [Some((true, 1)), Some((true, 0)), Some((false, 0))]);
         let counts = FailurePolicy::ALL.map(|policy| engine.statistics.on_error[policy as usize].get());
         assert_eq!(counts, [1, 2, 1, 3]);
+        assert_eq!(engine.statistics.lost_answers.get(), 7);
     }
 }

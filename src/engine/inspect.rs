@@ -14,7 +14,7 @@ use crate::{
         Action, Algorithm, CounterPart, Decision, Micros, Operation, State, assignments::Assignments, forecast,
     },
     rules::{Entry, Limit, Rule},
-    store::{Hit, StoreError},
+    store::{Counter, Store, StoreError},
 };
 
 /// The rule, overrides and counter state that apply to a descriptor.
@@ -76,7 +76,7 @@ pub struct CounterLocation {
     pub per_second: bool,
 }
 
-impl Engine {
+impl<S: Store> Engine<S> {
     /// Inspects a descriptor for a request with this number of hits, without taking them.
     ///
     /// # Errors
@@ -116,8 +116,8 @@ impl Engine {
         let algorithm = *applied.limit.algorithm();
         let algorithm = context.map_or(algorithm, |context| algorithm.with_context(context));
         // The shared counter is read, not this instance's cache, lease or eventual counter.
-        let hit = Hit { per_second: counter.per_second, ..Hit::take(counter.key.as_bytes(), &algorithm, 1) };
-        let (state, at) = self.store.read(&hit, now).await?;
+        let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
+        let (state, at) = self.store.read(&stored, now).await?;
         let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || applied.is_shadow();
@@ -125,8 +125,9 @@ impl Engine {
         let quota = decision.limit.map_or(base_quota, u64::from);
         let never_fits = !allowed && never_fits(decision.retry_after, quota, hits.into());
         let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
-        let key = self.counter_name(&snapshot, domain, entries, applied, &shares);
-        let (shares_state, _) = self.store.read(&Hit { algorithm: &shares, key: &key, ..hit }, now).await?;
+        let name = self.counter_name(&snapshot, domain, entries, applied, &shares);
+        let shares = Counter { name, algorithm: shares, ..stored };
+        let (shares_state, _) = self.store.read(&shares, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
         let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
         let max_hits = never_fits.then_some(quota);
@@ -162,9 +163,12 @@ impl Engine {
     pub async fn refund(&self, domain: &str, entries: &[Entry<'_>], hits: u64, now: Micros) -> Result<(), DecideError> {
         let mut request = peek_request(domain, entries);
         (request.descriptors[0].hits, request.descriptors[0].refund) = (hits, true);
-        Box::pin(self.decide(&request, now)).await.map(drop)
+        let snapshot = self.rules.load_full();
+        Box::pin(self.decide(&snapshot, &request, now)).await.map(drop)
     }
+}
 
+impl<S> Engine<S> {
     fn counter_of(&self, request: &Request<'_>, applied: &AppliedLimit<'_>, snapshot: &Snapshot) -> CounterLocation {
         let name = self.counter_name(
             snapshot,

@@ -12,6 +12,7 @@ mod inspect;
 mod key;
 mod long_value;
 pub mod overrides;
+mod prepared;
 mod quotas;
 mod resources;
 mod settings;
@@ -31,6 +32,7 @@ pub use decide::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};
 pub use overrides::{Override, Overrides};
+pub use prepared::PreparedRequest;
 pub use quotas::{
     Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,
 };

@@ -17,7 +17,7 @@ use crate::{
         Algorithm, Micros, RequestContext,
         reports::{Utilization, UtilizationReports},
     },
-    store::{Charge, Hit, Store, StoreError},
+    store::{Charge, Counter, Store, StoreError, only_answer},
 };
 
 /// A resource that elastic limits depend on, with its last known utilization.
@@ -93,7 +93,7 @@ fn key(resource: &str) -> Vec<u8> {
     name
 }
 
-impl Engine {
+impl<S: Store> Engine<S> {
     /// Stores a report, and returns the utilization by all reports.
     ///
     /// # Errors
@@ -103,9 +103,8 @@ impl Engine {
         let context = RequestContext { holder: holder_id(report.reporter), ..RequestContext::default() };
         let algorithm = Algorithm::from(UtilizationReports::new(report.ttl)).with_context(context);
         let share = (report.utilization.clamp(0.0, 1.0) * UtilizationReports::FULL_UTILIZATION as f64).round() as u64;
-        let key = key(report.resource);
-        let answer = self.store.apply(&[Hit::take(&key, &algorithm, share)], Charge::Each, now).await.pop();
-        let decision = answer.unwrap_or(Err(StoreError::Rejected))?.decision;
+        let counter = Counter::new(key(report.resource), algorithm);
+        let decision = only_answer(self.store.apply(&[counter.take(share)], Charge::Each, now).await)?.decision;
         if !decision.allowed {
             return Err(ReportError::Full);
         }
@@ -115,8 +114,8 @@ impl Engine {
     /// Returns the utilization of each resource by all its reports; `None` if it has none.
     pub async fn utilization(&self, resources: &[&str], now: Micros) -> Vec<Result<Option<Utilization>, StoreError>> {
         let algorithm = Algorithm::from(UtilizationReports::new(Micros::ZERO));
-        let keys: Vec<_> = resources.iter().map(|resource| key(resource)).collect();
-        let hits: Vec<_> = keys.iter().map(|key| Hit::take(key, &algorithm, 0).peek()).collect();
+        let counters: Vec<_> = resources.iter().map(|resource| Counter::new(key(resource), algorithm)).collect();
+        let hits: Vec<_> = counters.iter().map(|counter| counter.take(0).peek()).collect();
         let answers = self.store.apply(&hits, Charge::Each, now).await;
         answers.into_iter().map(|answer| Ok(UtilizationReports::read(&answer?.decision))).collect()
     }

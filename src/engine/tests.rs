@@ -7,6 +7,7 @@ use futures_util::FutureExt;
 use smallvec::smallvec;
 
 use super::{
+    applied_limit::Match,
     overrides::{Mode, Origin, Target},
     *,
 };
@@ -14,8 +15,11 @@ use crate::{
     algorithm::Consistency,
     metrics::{Totals, WorkerId},
     rules::{self, Metadata, Options, SourceFile},
-    store::{AnyStore, Memory},
+    store::Memory,
 };
+
+/// An engine with its counters in memory.
+pub(crate) type MemoryEngine = Engine<Arc<Memory>>;
 
 pub(crate) const NOW: Micros = Micros::from_secs(1_763_672_400);
 
@@ -35,7 +39,7 @@ fn charge_all() -> String {
 }
 
 /// Returns an engine with its counters in memory.
-pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> Engine {
+pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> MemoryEngine {
     let file = SourceFile { name: "api.yaml".into(), text: text.into() };
     let (rules, _) = rules::compile(&[file], options).unwrap();
     let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
@@ -44,7 +48,7 @@ pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> E
     Engine {
         worker: WorkerId(0),
         scope: "",
-        store: AnyStore::Memory(memory()),
+        store: memory(),
         local: memory(),
         rules: Arc::new(ArcSwap::from_pointee(snapshot)),
         statistics,
@@ -53,7 +57,7 @@ pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> E
     }
 }
 
-pub(crate) fn engine(text: &str) -> Engine {
+pub(crate) fn engine(text: &str) -> MemoryEngine {
     engine_with(text, Options::default(), Settings::default())
 }
 
@@ -75,7 +79,7 @@ pub(crate) fn overrides(entries: &[(&str, &str)]) -> Overrides {
 }
 
 /// Replaces all overrides.
-fn set(engine: &Engine, entries: &[(&str, &str)]) {
+fn set(engine: &MemoryEngine, entries: &[(&str, &str)]) {
     let snapshot = engine.rules.load().with(overrides(entries), None, NOW);
     engine.rules.store(snapshot.into());
 }
@@ -94,12 +98,12 @@ pub(super) fn refund(descriptor: Descriptor<'_>) -> Descriptor<'_> {
     Descriptor { refund: true, ..descriptor }
 }
 
-pub(super) fn decide(engine: &Engine, descriptors: &[Descriptor<'_>]) -> Verdict {
+pub(super) fn decide(engine: &MemoryEngine, descriptors: &[Descriptor<'_>]) -> Verdict {
     let request = Request { domain: "api", descriptors: descriptors.into(), feedback: Vec::new() };
-    engine.decide(&request, NOW).now_or_never().unwrap().unwrap()
+    engine.decide_in(&engine.store, &request, NOW).unwrap()
 }
 
-fn decide_one(engine: &Engine, descriptor: Descriptor<'_>) -> Status {
+fn decide_one(engine: &MemoryEngine, descriptor: Descriptor<'_>) -> Status {
     decide(engine, &[descriptor]).statuses.remove(0)
 }
 
@@ -109,14 +113,14 @@ fn statuses(verdict: &Verdict) -> Vec<(bool, u32)> {
 }
 
 /// Returns a count by the end of its name in statsd.
-fn count(engine: &Engine, name: &str) -> u64 {
+fn count(engine: &MemoryEngine, name: &str) -> u64 {
     let mut totals = Totals::new();
     engine.statistics.add_totals(&mut totals);
     totals.get(&format!("ratelimit.service.{name}")).copied().unwrap_or_default()
 }
 
 /// Returns the counts of a rule's hits: within the limit, over it, and denied from the deny cache.
-fn counts(engine: &Engine, key: &str) -> [u64; 3] {
+fn counts(engine: &MemoryEngine, key: &str) -> [u64; 3] {
     ["within_limit", "over_limit", "over_limit_with_local_cache"]
         .map(|name| count(engine, &format!("rate_limit.api.{key}.{name}")))
 }
@@ -227,7 +231,7 @@ fn the_global_shadow_mode_allows_everything_unless_a_switch_enforces_everything(
 
 #[test]
 fn quota_mode_applies_to_a_rule_or_to_all_descriptors() {
-    let quota = |engine: &Engine| {
+    let quota = |engine: &MemoryEngine| {
         let verdict = decide(engine, &[one("quota", 1), one("wide", 1), one("unknown", 1)]);
         verdict.statuses.iter().map(|status| status.quota).collect::<Vec<_>>()
     };
@@ -352,7 +356,7 @@ fn slots_belong_to_their_holder_and_an_adaptive_limit_learns_from_samples() {
         decide(&engine, &[slot("c")]);
         let request = Request { domain: "api", descriptors: smallvec![refund(slot("c"))], feedback };
         let now = Micros::new(NOW.get() + number * 100_000);
-        engine.decide(&request, now).now_or_never().unwrap().unwrap();
+        engine.decide_in(&engine.store, &request, now).unwrap();
     }
     let limit = decide_one(&engine, slot("d")).limit.unwrap();
     assert_eq!((limit.requests, limit.quota), (9, 9));
@@ -375,7 +379,8 @@ fn a_limit_has_the_consistency_of_its_rule_or_override() {
     ] {
         let descriptor = descriptor(&[(key, value)], 1);
         let matched = engine.find_match(&snapshot, "api", &descriptor, NOW);
-        assert_eq!(matched.limited().unwrap().consistency(), expected, "{key}={value}");
+        let Match::Limited(applied) = matched else { panic!("{key}={value} has no limit") };
+        assert_eq!(applied.consistency(), expected, "{key}={value}");
     }
 }
 
@@ -391,7 +396,7 @@ fn a_verdict_contains_the_metadata_of_the_rules_that_allowed_a_descriptor() {
         let entry = |(key, value): &(&str, &str)| ((*key).to_owned(), Metadata::Text((*value).to_owned()));
         Some(Metadata::Map(entries.iter().map(entry).collect()))
     };
-    let metadata = |engine: &Engine| decide(engine, &["few", "many", "free"].map(|key| one(key, 1))).metadata;
+    let metadata = |engine: &MemoryEngine| decide(engine, &["few", "many", "free"].map(|key| one(key, 1))).metadata;
     assert_eq!(metadata(&on), map(&[("plan", "basic"), ("team", "edge")]), "the first rule wins");
     assert_eq!(metadata(&on), map(&[("plan", "other"), ("team", "edge")]), "a rule that denies has no metadata");
     assert_eq!((decide(&on, &[one("free", 1)]).metadata, metadata(&engine(text))), (None, None));
@@ -428,7 +433,7 @@ fn an_inspection_describes_the_counter_and_takes_nothing() {
     assert_eq!((blocked.allowed, overrides), (false, expected.to_vec()));
 }
 
-fn counter_of(engine: &Engine, entries: &[Entry<'_>]) -> Option<(String, bool)> {
+fn counter_of(engine: &MemoryEngine, entries: &[Entry<'_>]) -> Option<(String, bool)> {
     counter(engine.rules.load().rules(), "api", entries, None)
 }
 

@@ -18,7 +18,6 @@ use std::{
 
 use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
-use futures_util::FutureExt;
 use smallvec::SmallVec;
 
 use crate::{
@@ -28,7 +27,7 @@ use crate::{
     },
     metrics::WorkerId,
     rules::{Entry, RuleSet},
-    store::{AnyStore, Memory, memory},
+    store::{Memory, memory},
     traffic::RecordedRequest,
 };
 
@@ -89,7 +88,7 @@ impl RuleHits {
 
 /// An engine that decides by one set of rules.
 struct Evaluator {
-    engine: Engine,
+    engine: Engine<Memory>,
 }
 
 impl Evaluator {
@@ -100,12 +99,12 @@ impl Evaluator {
         if let Some((overrides, now)) = overrides {
             snapshot = snapshot.with(overrides.clone(), None, now);
         }
-        let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 100_000_000 }));
+        let settings = memory::Settings { max_counters: 100_000_000 };
         let engine = Engine {
             worker: WorkerId(0),
             scope: "",
-            store: AnyStore::Memory(memory()),
-            local: memory(),
+            store: Memory::new(&settings),
+            local: Arc::new(Memory::new(&settings)),
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             statistics,
             top: None,
@@ -119,7 +118,7 @@ impl Evaluator {
         if request.domain.is_empty() || request.descriptors.is_empty() {
             return None;
         }
-        self.engine.decide(request, *at).now_or_never()?.ok()
+        self.engine.decide_in(&self.engine.store, request, *at).ok()
     }
 
     fn decide_all(&self, requests: &[RecordedRequest<'_>]) -> Vec<Option<Verdict>> {

@@ -15,6 +15,7 @@ use crate::{
         overrides::{KnownNames, Target},
     },
     rules::{Entry, Rule},
+    store::AnyStore,
 };
 
 /// Error returned when an action of an operator fails.
@@ -64,7 +65,7 @@ impl EntityUsage {
 #[derive(Clone)]
 pub struct Admin {
     /// The engine, which calls the store.
-    pub engine: Engine,
+    pub engine: Engine<AnyStore>,
     /// The overrides.
     pub overrides: Arc<OverrideSync>,
     /// The rules in force.
@@ -258,7 +259,6 @@ pub(super) mod tests {
         atomic::{AtomicU64, Ordering::Relaxed},
     };
 
-    use futures_util::FutureExt;
     use smallvec::smallvec;
 
     use super::*;
@@ -329,7 +329,8 @@ descriptors:
         let entries = smallvec![Entry { key, value }];
         let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
         let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-        admin.engine.decide(&request, admin.clock.now()).now_or_never().unwrap().unwrap();
+        let memory = admin.engine.store.memory().unwrap();
+        admin.engine.decide_in(memory, &request, admin.clock.now()).unwrap();
     }
 
     #[tokio::test]
@@ -357,7 +358,7 @@ descriptors:
         let shared =
             local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
         let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
-        let admin = Admin { engine: Engine { store, ..admin.engine.clone() }, ..admin };
+        let admin = Admin { engine: admin.engine.with_store(store), ..admin };
         let snapshot = admin.reloader.rules().load_full();
         let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
         assert_eq!(admin.usage(rule).await, (Vec::new(), 2));

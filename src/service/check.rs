@@ -9,8 +9,9 @@ use opentelemetry::{KeyValue, metrics::Meter};
 
 use super::{Clock, Recorder};
 use crate::{
-    engine::{DecideError, Engine, Request, Verdict},
+    engine::{Candidate, DecideError, Engine, Micros, Request, Verdict},
     metrics::{Counter, Histogram, Totals, TraceId, observe_counter},
+    store::{AnyStore, Memory},
 };
 
 /// Error returned when a request has no verdict.
@@ -109,7 +110,7 @@ impl Metrics {
 #[derive(Clone)]
 pub struct Check {
     /// The engine that decides.
-    pub engine: Engine,
+    pub engine: Engine<AnyStore>,
     /// The clock.
     pub clock: Clock,
     /// The metrics, shared by all workers.
@@ -124,23 +125,57 @@ impl Check {
         self.metrics.latency.record_exemplar(took, trace, Duration::from_micros(self.clock.now().get()));
     }
 
-    /// Decides one request.
+    /// Decides one request, and waits for the store.
     ///
     /// # Errors
     ///
     /// Returns an error if the request has no domain or no descriptors, or if the engine cannot decide.
     pub async fn check(&self, request: &Request<'_>) -> Result<Verdict, CheckError> {
-        let invalid = match request {
-            Request { domain: "", .. } => Some(CheckError::NoDomain),
-            Request { descriptors, .. } if descriptors.is_empty() => Some(CheckError::NoDescriptors),
-            Request { .. } => None,
-        };
-        if let Some(error) = invalid {
-            self.metrics.invalid.add(self.engine.worker, 1);
-            return Err(error);
+        if let Some(memory) = self.engine.store.memory() {
+            return self.check_in(memory, request);
         }
+        self.validate(request)?;
         let (started, now) = (Instant::now(), self.clock.now());
-        let verdict = self.engine.decide(request, now).await;
+        let snapshot = &*self.engine.rules.load();
+        let verdict = self.engine.decide(snapshot, request, now).await;
+        if let (Some(candidate), Ok(verdict)) = (snapshot.candidate(), &verdict) {
+            evaluate_later(&self.engine, candidate, request, verdict, now);
+        }
+        self.finish(request, verdict, started, now)
+    }
+
+    /// Decides one request with counters in memory, without waiting.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the request has no domain or no descriptors, or if the engine cannot decide.
+    pub fn check_in(&self, memory: &Memory, request: &Request<'_>) -> Result<Verdict, CheckError> {
+        self.validate(request)?;
+        let (started, now) = (Instant::now(), self.clock.now());
+        let verdict = self.engine.decide_in(memory, request, now);
+        self.finish(request, verdict, started, now)
+    }
+
+    fn validate(&self, request: &Request<'_>) -> Result<(), CheckError> {
+        let error = if request.domain.is_empty() {
+            CheckError::NoDomain
+        } else if request.descriptors.is_empty() {
+            CheckError::NoDescriptors
+        } else {
+            return Ok(());
+        };
+        self.metrics.invalid.add(self.engine.worker, 1);
+        Err(error)
+    }
+
+    /// Measures and records a decision.
+    fn finish(
+        &self,
+        request: &Request<'_>,
+        verdict: Result<Verdict, DecideError>,
+        started: Instant,
+        now: Micros,
+    ) -> Result<Verdict, CheckError> {
         self.metrics.latency.record(self.engine.worker, started.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);
@@ -153,6 +188,24 @@ impl Check {
             CheckError::Undecided(error)
         })
     }
+}
+
+/// Evaluates the candidate rules for a request that the rules in force have decided, in a task of its own.
+fn evaluate_later(
+    engine: &Engine<AnyStore>,
+    candidate: &Arc<Candidate>,
+    request: &Request<'_>,
+    verdict: &Verdict,
+    now: Micros,
+) {
+    let Some(delay) = candidate.queue(engine.worker, request, verdict, now) else {
+        return;
+    };
+    let (engine, candidate) = (engine.clone(), Arc::clone(candidate));
+    tokio::spawn(async move {
+        tokio::time::sleep(delay).await;
+        candidate.evaluate_queued(&engine).await;
+    });
 }
 
 #[cfg(test)]

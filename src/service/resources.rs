@@ -7,7 +7,10 @@ use opentelemetry::{KeyValue, metrics::Meter};
 use tokio::time::interval;
 
 use super::Clock;
-use crate::engine::{Engine, Micros, Report, ReportError, Resources, StoreError, Utilization};
+use crate::{
+    engine::{Engine, Micros, Report, ReportError, Resources, StoreError, Utilization},
+    store::{AnyStore, next_answer},
+};
 
 /// Interval between two polls of the store. All instances receive a report within a second.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -40,7 +43,7 @@ pub enum ResourceError {
 #[derive(Clone)]
 pub struct ResourceReports {
     /// The engine, which calls the store.
-    pub engine: Engine,
+    pub engine: Engine<AnyStore>,
     /// The clock.
     pub clock: Clock,
     /// The resources that rules name.
@@ -72,8 +75,8 @@ impl ResourceReports {
     /// Returns an error if the name is invalid or the store cannot be reached.
     pub async fn get(&self, resource: &str) -> Result<Option<Utilization>, ResourceError> {
         check(resource)?;
-        let utilization = self.engine.utilization(&[resource], self.clock.now()).await.pop();
-        Ok(utilization.unwrap_or(Err(StoreError::Rejected))?)
+        let utilization = self.engine.utilization(&[resource], self.clock.now()).await;
+        Ok(next_answer(&mut utilization.into_iter())?)
     }
 
     /// Polls the utilization of the resources that rules name. Never returns.

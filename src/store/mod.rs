@@ -3,6 +3,7 @@
 //!
 //! A store runs the algorithm's step while the counter is locked, and does not depend on the algorithm.
 
+mod hit;
 mod identity;
 pub mod local;
 pub mod memory;
@@ -12,167 +13,17 @@ pub mod peers;
 mod pending;
 pub mod redis;
 
+pub use hit::{
+    AHEAD, Blocks, Charge, Counter, Decider, Grant, Hit, HitDecision, HitDecisions, StepOutcome, StepOutcomes,
+    next_answer, only_answer,
+};
 pub use local::Local;
 pub use memory::Memory;
 pub use metrics::Metrics;
 pub use peers::Peers;
 pub use redis::Redis;
 
-use std::num::NonZeroU32;
-
-use smallvec::SmallVec;
-
-use crate::algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
-
-/// An operation on one named counter.
-#[derive(Clone, Copy, Debug)]
-pub struct Hit<'a> {
-    /// Name of the counter: unambiguous, printable, and of bounded length.
-    pub key: &'a [u8],
-    /// Algorithm of the counter, with its numbers.
-    pub algorithm: &'a Algorithm,
-    /// Action to perform.
-    pub action: Action,
-    /// Number of hits.
-    pub cost: u64,
-    /// Whether a denial of this hit prevents every take of the request, under [`Charge::All`].
-    pub blocks_on_denial: bool,
-    /// Whether a store error for this hit prevents every take of the request, under [`Charge::All`].
-    pub blocks_on_error: bool,
-    /// Whether the limit has the unit second. Such limits can have a separate store.
-    pub per_second: bool,
-    /// Consistency of the counter among instances.
-    pub consistency: Consistency,
-    /// Hits that the caller could admit without a check.
-    pub demand: u64,
-    /// Whether a take counts as if it arrived [`Hit::AHEAD`] later, so that it can be the first one of a window.
-    pub is_ahead: bool,
-}
-
-/// Whether a request's hits are charged if one of them is denied.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Charge {
-    /// Each allowed hit is charged.
-    #[default]
-    Each,
-    /// No hit is charged unless all binding hits are allowed. The hits must name different counters.
-    All,
-}
-
-impl<'a> Hit<'a> {
-    /// Time by which a hit can count in advance.
-    pub const AHEAD: Micros = Micros::new(50_000);
-
-    /// Creates a binding and needed take of `cost` hits, with exact consistency and without demand.
-    #[must_use]
-    pub const fn take(key: &'a [u8], algorithm: &'a Algorithm, cost: u64) -> Self {
-        Self {
-            key,
-            algorithm,
-            action: Action::Take,
-            cost,
-            blocks_on_denial: true,
-            blocks_on_error: true,
-            per_second: false,
-            consistency: Consistency::Exact,
-            demand: 0,
-            is_ahead: false,
-        }
-    }
-
-    /// Returns the same hit with a take replaced by a peek.
-    #[must_use]
-    pub fn peek(&self) -> Self {
-        let action = if self.action == Action::Take { Action::Peek } else { self.action };
-        Self { action, ..*self }
-    }
-
-    /// Returns `true` if this decision about the hit prevents every take of the request under [`Charge::All`].
-    #[must_use]
-    pub fn is_denied_by(&self, answer: &Result<HitDecision, StoreError>) -> bool {
-        match answer {
-            Ok(answer) => self.blocks_on_denial && !answer.decision.allowed,
-            Err(_) => self.blocks_on_error,
-        }
-    }
-
-    fn operation(&self, now: Micros) -> Operation {
-        let now = if self.is_ahead && self.action == Action::Take { now + Self::AHEAD } else { now };
-        Operation { action: self.action, cost: self.cost, now }
-    }
-}
-
-/// Decisions in the order of the hits. If the counters are on several servers, some can be errors.
-pub type HitDecisions = SmallVec<[Result<HitDecision, StoreError>; 1]>;
-
-/// Decision about one hit.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HitDecision {
-    /// The decision.
-    pub decision: Decision,
-    /// Source of the decision.
-    pub decider: Decider,
-    /// Hits that the caller may admit without a check.
-    pub grant: Option<Grant>,
-}
-
-/// A part of this instance's lease that a caller may use without a check.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Grant {
-    /// Number of granted hits.
-    pub hits: NonZeroU32,
-    /// Lifetime of the grant, from the moment at which the caller sent its check.
-    pub ttl: Micros,
-    /// Identifier with which the caller reports the used hits.
-    pub id: u64,
-}
-
-/// Source of a decision.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Decider {
-    /// The counter in the store.
-    #[default]
-    Store,
-    /// The deny cache: an earlier denial by the counter that is still valid.
-    DenyCache,
-    /// This instance's lease on the counter.
-    Lease,
-    /// This instance's eventual counter: the last known state of the counter, and the hits counted here since.
-    Eventual,
-    /// The rule's `on_error` policy, because the counter was unavailable.
-    Fallback,
-}
-
-impl From<Decision> for HitDecision {
-    fn from(decision: Decision) -> Self {
-        Self { decision, decider: Decider::Store, grant: None }
-    }
-}
-
-/// Step outcomes in the order of the hits.
-pub type StepOutcomes = SmallVec<[Result<StepOutcome, StoreError>; 1]>;
-
-/// The outcome of one step: the decision and the counter's new state.
-#[derive(Clone, Debug)]
-pub struct StepOutcome {
-    /// Whether the hit is allowed.
-    pub allowed: bool,
-    /// The action performed. Under [`Charge::All`] a requested take can have become a peek.
-    pub action: Action,
-    /// Time of the step by the store's clock.
-    pub at: Micros,
-    /// State of the counter after the step.
-    pub state: State,
-}
-
-impl StepOutcome {
-    /// Computes the decision for the caller from the state after the step.
-    #[must_use]
-    pub fn explain(&self, hit: &Hit<'_>) -> Decision {
-        let operation = Operation { action: self.action, ..hit.operation(self.at) };
-        hit.algorithm.explain(&self.state, operation, self.allowed)
-    }
-}
+use crate::algorithm::{Micros, State};
 
 /// The reports of instances about their activity.
 #[derive(Clone, Debug, Default)]
@@ -198,11 +49,22 @@ pub enum StoreError {
     /// The connection broke. The hits may or may not have been counted.
     #[error("connection to the store failed")]
     Broken,
+    /// The service lost the answer: a state that should be impossible. The hits may or may not have been counted.
+    #[error("the service lost the answer of the store, which is a bug")]
+    Lost,
 }
 
 impl StoreError {
     /// All errors.
-    pub const ALL: [Self; 4] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken];
+    pub const ALL: [Self; 5] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken, Self::Lost];
+
+    /// Returns the error for an answer that must be there and is not. Panics in tests.
+    #[must_use]
+    #[track_caller]
+    pub fn lost() -> Self {
+        debug_assert!(false, "an answer of the store is missing");
+        Self::Lost
+    }
 
     /// Returns the error's label value in metrics.
     #[must_use]
@@ -212,6 +74,7 @@ impl StoreError {
             Self::Timeout => "timeout",
             Self::Rejected => "rejected",
             Self::Broken => "broken",
+            Self::Lost => "lost",
         }
     }
 }
@@ -229,13 +92,54 @@ impl StoreError {
 /// denied. `docs/guides/redis.md` describes the effect on other callers.
 pub trait Store {
     /// Decides all hits of one request. `now` is the service's time; a store with its own clock may use that instead.
-    fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = HitDecisions> + Send;
+    fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> impl Future<Output = HitDecisions> + Send;
+
+    /// Returns the shared state of a counter, and its time by the store's clock. Nothing is taken.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store is unavailable, does not answer within the deadline, or rejects the call.
+    fn read(&self, counter: &Counter, now: Micros) -> impl Future<Output = Result<(State, Micros), StoreError>> + Send;
+
+    /// Deletes a counter and returns whether it existed. Leases on the counter remain valid until they end.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store is unavailable, does not answer within the deadline, or rejects the call.
+    fn delete(&self, name: &[u8], per_second: bool) -> impl Future<Output = Result<bool, StoreError>> + Send;
+
+    /// Finishes grant `id` of a counter and returns the unused hits to the lease.
+    ///
+    /// `used` is the number of hits that the caller reports as admitted. Returns the number of them that the grant
+    /// covered, which is 0 for an unknown grant and in a store without grants.
+    fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64;
+}
+
+impl<S: Store + Send + Sync> Store for std::sync::Arc<S> {
+    async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
+        (**self).apply(hits, charge, now).await
+    }
+
+    async fn read(&self, counter: &Counter, now: Micros) -> Result<(State, Micros), StoreError> {
+        (**self).read(counter, now).await
+    }
+
+    async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        (**self).delete(name, per_second).await
+    }
+
+    fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64 {
+        (**self).report(counter, id, used, now)
+    }
 }
 
 /// A store that returns the state of its counters, from which [`Local`] can compute further decisions.
 pub trait CounterStore {
     /// Decides all hits as [`Store::apply`] does, and returns the counters' new states.
-    fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> impl Future<Output = StepOutcomes> + Send;
+    fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> impl Future<Output = StepOutcomes> + Send;
+
+    /// Deletes a counter and returns whether it existed, as [`Store::delete`] does.
+    fn delete(&self, name: &[u8], per_second: bool) -> impl Future<Output = Result<bool, StoreError>> + Send;
 }
 
 /// The store selected by the settings.
@@ -248,10 +152,13 @@ pub enum AnyStore {
 }
 
 impl AnyStore {
-    /// Returns whether [`Store::apply`] never waits.
+    /// Returns the store if its counters are in memory, so that decisions need not wait.
     #[must_use]
-    pub const fn never_waits(&self) -> bool {
-        matches!(self, Self::Memory(_))
+    pub fn memory(&self) -> Option<&Memory> {
+        match self {
+            Self::Memory(memory) => Some(memory),
+            Self::Redis(_) => None,
+        }
     }
 
     /// Returns idle leases to the store and reports the hits of eventual counters. Must be called periodically.
@@ -261,50 +168,12 @@ impl AnyStore {
         }
     }
 
-    /// Finishes grant `id` of the hit's counter and returns the unused hits to the lease.
-    ///
-    /// `used` is the number of hits that the caller reports as admitted. Returns the number of them that the grant
-    /// covered, which is 0 for an unknown grant.
-    pub fn report(&self, hit: &Hit<'_>, id: u64, used: u64, now: Micros) -> u64 {
-        match self {
-            Self::Memory(_) => 0,
-            Self::Redis(local) => local.report(hit, id, used, now),
-        }
-    }
-
-    /// Returns the shared state of the hit's counter, and its time by the store's clock. Nothing is taken.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if Redis is unavailable, does not answer within the deadline, or rejects the call.
-    pub async fn read(&self, hit: &Hit<'_>, now: Micros) -> Result<(State, Micros), StoreError> {
-        match self {
-            Self::Memory(memory) => Ok((memory.state(hit.key), now)),
-            Self::Redis(local) => {
-                let outcome = local.store().step(&[hit.peek()], Charge::Each, now).await.pop();
-                outcome.unwrap_or(Err(StoreError::Rejected)).map(|outcome| (outcome.state, outcome.at))
-            }
-        }
-    }
-
     /// Returns the numbers of operations decided from a lease, from an eventual counter and from the deny cache.
     #[must_use]
     pub fn local_decisions(&self) -> [u64; 3] {
         match self {
             Self::Memory(_) => [0; 3],
             Self::Redis(local) => local.metrics().decisions(),
-        }
-    }
-
-    /// Deletes a counter and returns whether it existed. Leases on the counter remain valid until they end.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if Redis is unavailable, does not answer within the deadline, or rejects the call.
-    pub async fn delete(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
-        match self {
-            Self::Memory(memory) => Ok(memory.delete(key)),
-            Self::Redis(local) => local.delete(key, per_second).await,
         }
     }
 
@@ -362,10 +231,31 @@ impl AnyStore {
 }
 
 impl Store for AnyStore {
-    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> HitDecisions {
+    async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
         match self {
-            Self::Memory(memory) => memory.apply(hits, charge, now),
+            Self::Memory(memory) => memory.decide_all(hits, charge, now),
             Self::Redis(redis) => redis.apply(hits, charge, now).await,
+        }
+    }
+
+    async fn read(&self, counter: &Counter, now: Micros) -> Result<(State, Micros), StoreError> {
+        match self {
+            Self::Memory(memory) => memory.read(counter, now).await,
+            Self::Redis(redis) => redis.read(counter, now).await,
+        }
+    }
+
+    async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        match self {
+            Self::Memory(memory) => Store::delete(&**memory, name, per_second).await,
+            Self::Redis(redis) => redis.delete(name, per_second).await,
+        }
+    }
+
+    fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64 {
+        match self {
+            Self::Memory(memory) => memory.report(counter, id, used, now),
+            Self::Redis(redis) => redis.report(counter, id, used, now),
         }
     }
 }
@@ -405,19 +295,9 @@ mod tests {
 
     use super::*;
     use crate::{
-        algorithm::{MaxHits, fixed_window::FixedWindow, leaky_bucket::LeakyBucket},
+        algorithm::{MaxHits, fixed_window::FixedWindow},
         metrics::WorkerId,
     };
-
-    /// Under `Charge::All`, a take that is not charged because another hit was denied has the outcome of a peek.
-    #[test]
-    fn an_uncharged_take_is_explained_as_a_peek() {
-        let rule: Algorithm = LeakyBucket::new(1, Micros::from_secs(1), MaxHits::hard(3), 1, false).unwrap().into();
-        let (hit, at, mut state) = (Hit::take(b"k", &rule, 1), Micros::from_secs(9), State::default());
-        assert!(rule.step(&mut state, Operation { action: Action::Take, cost: 1, now: at }));
-        let delay = |action| StepOutcome { allowed: true, action, at, state: state.clone() }.explain(&hit).delay;
-        assert_eq!((delay(Action::Take), delay(Action::Peek)), (Micros::ZERO, Micros::from_secs(1)));
-    }
 
     #[test]
     fn redacts_every_password() {
@@ -439,44 +319,22 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_peek_replaces_only_a_take() {
-        let rule: Algorithm = FixedWindow::DENY_ALL.into();
-        let roll_back = Action::RollBack(Micros::from_secs(1));
-        for (action, peek) in [
-            (Action::Take, Action::Peek),
-            (Action::Peek, Action::Peek),
-            (Action::Refund, Action::Refund),
-            (roll_back, roll_back),
-        ] {
-            assert_eq!(Hit { action, ..Hit::take(b"k", &rule, 1) }.peek().action, peek);
-        }
-    }
-
-    #[test]
-    fn denials_of_binding_hits_and_errors_of_needed_hits_block_a_request() {
-        let rule: Algorithm = FixedWindow::DENY_ALL.into();
-        let decision = |allowed| Ok(HitDecision::from(Decision { allowed, ..Decision::default() }));
-        let answers = [decision(true), decision(false), Err(StoreError::Timeout)];
-        for (blocks_on_denial, blocks_on_error) in [(true, true), (true, false), (false, true), (false, false)] {
-            let hit = Hit { blocks_on_denial, blocks_on_error, ..Hit::take(b"k", &rule, 1) };
-            let is_denied = answers.map(|answer| hit.is_denied_by(&answer));
-            assert_eq!(is_denied, [false, blocks_on_denial, blocks_on_error]);
-        }
-    }
-
     #[tokio::test]
     async fn counters_in_memory_have_a_state_and_no_server() {
         let store = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
-        let rule: Algorithm = FixedWindow::new(MaxHits::hard(5), Micros::from_secs(60), false).unwrap().into();
-        let (hit, now) = (Hit::take(b"{d|k=v}", &rule, 2), Micros::from_secs(60));
+        let window = FixedWindow::new(MaxHits::hard(5), Micros::from_secs(60), false).unwrap();
+        let counter = Counter::new(b"{d|k=v}", window);
+        let (hit, now) = (counter.take(2), Micros::from_secs(60));
         assert!(store.apply(&[hit], Charge::Each, now).await[0].unwrap().decision.allowed);
-        let (state, at) = store.read(&hit, now).await.unwrap();
-        assert_eq!((rule.explain(&state, hit.peek().operation(at), true).used, at), (2, now));
-        assert_eq!([store.delete(hit.key, false).await, store.delete(hit.key, false).await], [Ok(true), Ok(false)]);
-        assert_eq!((store.report(&hit, 1, 1, now), store.local_decisions()), (0, [0; 3]));
+        let (state, at) = store.read(&counter, now).await.unwrap();
+        assert_eq!((counter.algorithm.explain(&state, hit.peek().operation(at), true).used, at), (2, now));
+        assert_eq!(
+            [store.delete(b"{d|k=v}", false).await, store.delete(b"{d|k=v}", false).await],
+            [Ok(true), Ok(false)]
+        );
+        assert_eq!((store.report(&counter, 1, 1, now), store.local_decisions()), (0, [0; 3]));
         assert_eq!((store.topology(), store.key_prefix(), store.servers()), ("memory", "", Vec::new()));
-        assert_eq!((store.server_of(hit.key, false), store.hash_slot_of(hit.key, false)), (None, None));
+        assert_eq!((store.server_of(b"{d|k=v}", false), store.hash_slot_of(b"{d|k=v}", false)), (None, None));
     }
 
     /// The servers are unreachable.

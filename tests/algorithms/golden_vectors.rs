@@ -7,7 +7,7 @@ use serde::Deserialize;
 use sluicegate::{
     algorithm::{Action, Algorithm, Decision, Micros, Operation, RequestContext, State},
     rules::{Entry, Limit, Lookup, Options, SourceFile, compile},
-    store::{AnyStore, Charge, Hit, Memory, Store, memory},
+    store::{AnyStore, Charge, Counter, Hit, Memory, Store, memory},
 };
 
 use crate::{
@@ -101,7 +101,8 @@ async fn replay(store: &AnyStore) {
         for (number, step) in vector.steps.iter().enumerate() {
             let Operation { action, cost, now } = step.operation();
             let algorithm = step.algorithm(&limit);
-            let hit = Hit { action, ..Hit::take(name.as_bytes(), &algorithm, cost) };
+            let counter = Counter::new(&*name, algorithm);
+            let hit = Hit { action, ..counter.take(cost) };
             let decisions = unwrap_decisions(store.apply(&[hit], Charge::Each, now).await);
             assert_eq!(decision_fields(&decisions[0]), step.expected(), "{name} #{number}: {step:#?}");
         }

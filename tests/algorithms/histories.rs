@@ -14,7 +14,7 @@ use sluicegate::{
         Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX_NUMBER, Micros, Operation, RequestContext,
         Sample, State, assignments::Assignments, reports::UtilizationReports, sliding_window::WindowEdge,
     },
-    store::{AnyStore, Charge, Hit, Local, Memory, Redis, Store, memory},
+    store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
 };
 use sluicegate_common::adaptive::Method;
 use tokio::task::JoinSet;
@@ -169,16 +169,17 @@ fn with_classes(spec: LimitSpec, first: u32, second: u32) -> Option<LimitSpec> {
 }
 
 async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
-    let algorithms: Vec<_> = step.hits.iter().map(|(_, _, context)| algorithm.with_context(*context)).collect();
-    let hit = |((action, cost, _), algorithm): (&(Action, u64, RequestContext), _)| {
+    let mut hits = Vec::new();
+    for (action, cost, context) in &step.hits {
         let action = match action {
             Action::RollBack(age) => Action::RollBack(Micros::new(now) - *age),
             action => *action,
         };
         // Takes of one cost count ahead.
-        Hit { action, is_ahead: *cost == 3, ..Hit::take(key.as_bytes(), algorithm, *cost) }
-    };
-    let hits: Vec<_> = step.hits.iter().zip(&algorithms).map(hit).collect();
+        let counter = Counter::new(key, algorithm.with_context(*context));
+        hits.push(Hit { action, is_ahead: *cost == 3, ..Hit::take(counter, *cost) });
+    }
+    let hits: Vec<_> = hits.iter().map(Hit::borrowed).collect();
     let decisions = unwrap_decisions(store.apply(&hits, Charge::Each, Micros::new(now)).await);
     decisions.iter().map(|decision| format!("{decision:?}")).collect()
 }

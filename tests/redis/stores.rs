@@ -16,7 +16,7 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{self, AnyStore, Charge, Hit, Local, Memory, Redis, Store, local, memory, redis},
+    store::{self, AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, local, memory, redis},
 };
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
@@ -60,9 +60,9 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     let rule = window(10, 60);
     // 30 s into a window.
     let now = Micros::from_secs(1_763_672_430);
+    let counter = Counter::new(b"{api|user=alice}fw:60", rule);
     for _ in 0..3 {
-        let hit = Hit::take(b"{api|user=alice}fw:60", &rule, 2);
-        unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
+        unwrap_decisions(redis.apply(&[counter.take(2)], Charge::Each, now).await);
     }
     let key = "sluicegate:{api|user=alice}fw:60";
     assert_eq!(server.cli(&["keys", "*"]), key);
@@ -71,8 +71,8 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     assert_eq!(server.cli(&["get", key]), format!("{window}0000000006"));
     let ttl = |server: &RedisServer, key: &str| server.cli(&["pttl", key]).parse::<u64>().unwrap();
     assert!((10_000..=30_001).contains(&ttl(&server, key)), "{}", ttl(&server, key));
-    let peek = Hit { action: Action::Peek, ..Hit::take(b"{api|user=bob}fw:60", &rule, 0) };
-    unwrap_decisions(redis.apply(&[peek], Charge::Each, now).await);
+    let counter = Counter::new(b"{api|user=bob}fw:60", rule);
+    unwrap_decisions(redis.apply(&[counter.take(0).peek()], Charge::Each, now).await);
     assert_eq!(server.cli(&["dbsize"]), "1", "a peek stores nothing");
 
     // With jitter, the keys of one window expire at different times.
@@ -80,8 +80,8 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
     let mut ttls = Vec::new();
     for user in 0..20 {
         let name = format!("{{api|user={user}}}fw:60");
-        let hit = Hit::take(name.as_bytes(), &rule, 1);
-        unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
+        let counter = Counter::new(&*name, rule);
+        unwrap_decisions(redis.apply(&[counter.take(1)], Charge::Each, now).await);
         ttls.push(ttl(&server, &format!("sluicegate:{name}")));
     }
     assert!(ttls.iter().all(|ttl| (10_000..=330_001).contains(ttl)), "{ttls:?}");
@@ -118,8 +118,8 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
         let mut state = State::default();
         for elapsed in [0, 3_600] {
             let now = Micros::from_secs(1_763_672_430 + elapsed);
-            let hit = Hit::take(key.as_bytes(), algorithm, 1);
-            unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
+            let counter = Counter::new(&*key, *algorithm);
+            unwrap_decisions(redis.apply(&[counter.take(1)], Charge::Each, now).await);
             let written = algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now });
             if elapsed > 0 && (!written || algorithm.name().ends_with("window")) {
                 continue; // the lifetime of a window is fixed when it or its current counter begins
@@ -156,7 +156,7 @@ async fn a_key_never_expires_before_its_state() {
         let mut state = State::default();
         for hit in 0..32 {
             let now = Micros::from_secs(if hit < 16 { next - 7_200 } else { next });
-            unwrap_decisions(redis.apply(&[Hit::take(key.as_bytes(), algorithm, 1)], Charge::Each, now).await);
+            unwrap_decisions(redis.apply(&[Counter::new(&*key, *algorithm).take(1)], Charge::Each, now).await);
             if !algorithm.step(&mut state, Operation { action: Action::Take, cost: 1, now }) {
                 continue;
             }
@@ -179,7 +179,7 @@ async fn a_long_log_decides_like_memory_and_stays_short() {
     let memory = Memory::new(&memory::Settings::default());
     let window = Micros::from_secs(86_400);
     for count_denied in [false, true] {
-        let algorithm = SlidingLog::new(MaxHits::hard(LIMIT), window, Micros::ZERO, count_denied).unwrap().into();
+        let algorithm = SlidingLog::new(MaxHits::hard(LIMIT), window, Micros::ZERO, count_denied).unwrap();
         let key = format!("{{long}}{count_denied}");
         let mut seconds = 1_763_672_430;
         for number in 0_u64..1_500 {
@@ -192,7 +192,8 @@ async fn a_long_log_decides_like_memory_and_stays_short() {
                 _ => seconds += number * 7 % 300,
             }
             let now = Micros::from_secs(seconds);
-            let hit = Hit::take(key.as_bytes(), &algorithm, 1 + number % 3);
+            let counter = Counter::new(&*key, algorithm);
+            let hit = counter.take(1 + number % 3);
             let hit = match number % 11 {
                 4 => hit.peek(),
                 7 => Hit { action: Action::Refund, ..hit },
@@ -200,7 +201,7 @@ async fn a_long_log_decides_like_memory_and_stays_short() {
                 _ => hit,
             };
             let decision = unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await);
-            assert_eq!(decision, unwrap_decisions(memory.apply(&[hit], Charge::Each, now)), "{number}");
+            assert_eq!(decision, [memory.decide(&hit, now).decision], "{number}");
             if number % 7 > 0 {
                 continue;
             }
@@ -222,14 +223,11 @@ async fn counters_that_exceed_their_sum_are_invalid() {
     let limit = SlidingWindow::new(MaxHits::hard(10), Micros::from_secs(60), 6, WindowEdge::Weighted, false).unwrap();
     let (rule, now) = (Algorithm::from(limit), Micros::from_secs(1_763_672_430));
     let key = "sluicegate:{sum}";
+    let counter = Counter::new(b"{sum}", rule);
     let take = async |seconds| {
         let now = now + Micros::from_secs(seconds);
-        redis
-            .apply(&[Hit::take(b"{sum}", &rule, 1)], Charge::Each, now)
-            .await
-            .pop()
-            .unwrap()
-            .map(|made| made.decision.used)
+        let mut answers = redis.apply(&[counter.take(1)], Charge::Each, now).await;
+        answers.pop().unwrap().map(|made| made.decision.used)
     };
     let begin = async || {
         server.cli(&["del", key]);
@@ -275,7 +273,7 @@ async fn keys_of_short_limits_do_not_fill_redis() {
         let mut ttls = Vec::new();
         for user in 0..20 {
             let key = format!("{{{}}}{user}", kind.name);
-            unwrap_decisions(redis.apply(&[Hit::take(key.as_bytes(), &algorithm, 1)], Charge::Each, now).await);
+            unwrap_decisions(redis.apply(&[Counter::new(&*key, algorithm).take(1)], Charge::Each, now).await);
             ttls.push(server.cli(&["pttl", &format!("sluicegate:{key}")]).parse::<u64>().unwrap());
         }
         let passed = 10_000; // real time, at most
@@ -329,9 +327,8 @@ async fn a_foreign_value_is_replaced_by_the_first_hit() {
                 let name = format!("sluicegate:{key}");
                 server.cli(&["del", &name, &format!("sluicegate:{other}"), "sluicegate:{fine}"]);
                 server.cli(&[&[write[0], &name], &write[1..]].concat());
-                let hit = |key| Hit::take(key, &algorithm, 1);
-                let spoiled = [hit(other.as_bytes()), hit(key.as_bytes())];
-                let fine = [hit(b"{fine}")];
+                let [other, key, fine] = [&*other, &*key, "{fine}"].map(|name| Counter::new(name, algorithm));
+                let (spoiled, fine) = ([other.take(1), key.take(1)], [fine.take(1)]);
                 let (one, fine) =
                     tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
                 assert!(one.iter().chain(&fine).all(Result::is_ok), "{what}: {one:?} {fine:?}");
@@ -354,7 +351,8 @@ async fn every_action_on_a_foreign_value_is_decided_and_reported() {
     for action in [Action::Peek, Action::Refund, Action::RollBack(now), Action::Take] {
         server.cli(&["del", "sluicegate:{a}"]);
         server.cli(&["rpush", "sluicegate:{a}", "foreign"]);
-        let hit = Hit { action, ..Hit::take(b"{a}", &algorithm, 1) };
+        let counter = Counter::new(b"{a}", algorithm);
+        let hit = Hit { action, ..counter.take(1) };
         let decision = unwrap_decisions(redis.apply(&[hit], Charge::Each, now).await)[0];
         let used = u64::from(action == Action::Take);
         assert_eq!((decision.allowed, decision.used), (true, used), "{action:?}");
@@ -369,10 +367,10 @@ async fn requests_that_share_a_call_do_not_affect_each_other() {
     let server = RedisServer::start();
     let redis = connect_with(&server.url(), settings(Duration::from_secs(300)), redis::Time::Server, 0).await;
     let (zero, ten) = (window(0, 3_600), window(10, 3_600));
-    let hit = |key, algorithm| Hit::take(key, algorithm, 1);
+    let [a, b, c] = [("{a}", ten), ("{b}", zero), ("{c}", ten)].map(|(name, rule)| Counter::new(name, rule));
     let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();
     server.cli(&["config", "resetstat"]);
-    let (none, other) = ([hit(b"{a}", &ten), hit(b"{b}", &zero)], [hit(b"{c}", &ten)]);
+    let (none, other) = ([a.take(1), b.take(1)], [c.take(1)]);
     let (denied, passed) =
         tokio::join!(redis.apply(&none, Charge::All, Micros::ZERO), redis.apply(&other, Charge::Each, Micros::ZERO));
     let stats = server.cli(&["info", "commandstats"]);
@@ -409,11 +407,11 @@ async fn concurrent_callers_share_every_limit_exactly() {
                 callers.spawn(async move {
                     let mut passed = 0;
                     for _ in 0..16 {
-                        let key = format!("{{hot}}{number}");
-                        let hit = Hit::take(key.as_bytes(), &algorithm, 1);
+                        let counter = Counter::new(format!("{{hot}}{number}"), algorithm);
                         let now = Micros::from_secs(1_763_672_430);
-                        passed +=
-                            usize::from(unwrap_decisions(store.apply(&[hit], Charge::Each, now).await)[0].allowed);
+                        passed += usize::from(
+                            unwrap_decisions(store.apply(&[counter.take(1)], Charge::Each, now).await)[0].allowed,
+                        );
                     }
                     passed
                 });
@@ -429,9 +427,8 @@ async fn a_request_with_many_descriptors_is_one_round_trip() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_secs(300)).await;
     let rule = window(10, 60);
-    let keys: Vec<_> = (0..128).map(|number| format!("{{key{number}}}fw")).collect();
-    let hit = |key| Hit::take(key, &rule, 1);
-    let hits: Vec<_> = keys.iter().map(|key| hit(key.as_bytes())).collect();
+    let counters: Vec<_> = (0..128).map(|number| Counter::new(format!("{{key{number}}}fw"), rule)).collect();
+    let hits: Vec<_> = counters.iter().map(|counter| counter.take(1)).collect();
     server.cli(&["config", "resetstat"]);
     assert_eq!(unwrap_decisions(redis.apply(&hits, Charge::Each, Micros::from_secs(60)).await).len(), 128);
     let stats = server.cli(&["info", "commandstats"]);

@@ -29,8 +29,8 @@ use sluicegate::{
     },
     metrics::WorkerId,
     store::{
-        Charge, CounterStore, Decider, Hit, HitDecision, HitDecisions, Local, StepOutcome, StepOutcomes, Store,
-        StoreError, local,
+        Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, Local, StepOutcome, StepOutcomes,
+        Store, StoreError, local,
     },
 };
 use sluicegate_client::simulation::{GrantCache, GrantFeedback};
@@ -125,10 +125,10 @@ impl World {
         Duration::from_micros(micros) + Duration::from_millis(late)
     }
 
-    fn step(&self, states: &mut [State; 2], hit: &Hit<'_>, action: Action, at: Micros) -> StepOutcome {
-        let state = &mut states[counter_index(hit.key)];
-        let (mut algorithm, mut cost) = (*hit.algorithm, hit.cost);
-        let for_lease = action == Action::Take && hit.consistency == Consistency::Exact;
+    fn step(&self, states: &mut [State; 2], hit: &Hit<&Counter>, action: Action, at: Micros) -> StepOutcome {
+        let state = &mut states[counter_index(&hit.counter.name)];
+        let (mut algorithm, mut cost) = (hit.counter.algorithm, hit.cost);
+        let for_lease = action == Action::Take && hit.counter.consistency == Consistency::Exact;
         if self.fault == Fault::NoEscrow && algorithm.name().ends_with("on lease") {
             let limit =
                 algorithm.apply(&mut State::default(), Operation { action: Action::Peek, cost: 0, now: at }).remaining;
@@ -150,7 +150,7 @@ fn counter_index(key: &[u8]) -> usize {
 struct Remote(Arc<World>);
 
 impl CounterStore for Remote {
-    async fn step(&self, hits: &[Hit<'_>], charge: Charge, _: Micros) -> StepOutcomes {
+    async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, _: Micros) -> StepOutcomes {
         let world = &self.0;
         let failed = || hits.iter().map(|_| Err(StoreError::Timeout)).collect();
         sleep(world.latency()).await;
@@ -163,13 +163,14 @@ impl CounterStore for Remote {
             let mut preview = states.clone();
             let denied =
                 charge == Charge::All && hits.iter().any(|hit| !world.step(&mut preview, hit, hit.action, at).allowed);
-            let action = |hit: &Hit<'_>| match hit.action {
+            let action = |hit: &Hit<&Counter>| match hit.action {
                 Action::Take if denied => Action::Peek,
                 action => action,
             };
             let outcomes: Vec<_> = hits.iter().map(|hit| world.step(&mut states, hit, action(hit), at)).collect();
             for (hit, outcome) in hits.iter().zip(&outcomes).filter(|(_, outcome)| outcome.action == Action::Take) {
-                world.counted.lock().unwrap()[counter_index(hit.key)] += if outcome.allowed { hit.cost } else { 0 };
+                world.counted.lock().unwrap()[counter_index(&hit.counter.name)] +=
+                    if outcome.allowed { hit.cost } else { 0 };
             }
             outcomes
         };
@@ -182,13 +183,18 @@ impl CounterStore for Remote {
                 // Hits taken for a lease are not counted here, because no caller has been allowed them yet.
                 let _ = TAKEN.try_with(|taken| {
                     let mut hits = taken.get();
-                    hits[counter_index(hit.key)] += hit.cost;
+                    hits[counter_index(&hit.counter.name)] += hit.cost;
                     taken.set(hits);
-                    world.passed.lock().unwrap()[counter_index(hit.key)].push((at.get(), hit.cost));
+                    world.passed.lock().unwrap()[counter_index(&hit.counter.name)].push((at.get(), hit.cost));
                 });
             }
         }
         outcomes.into_iter().map(Ok).collect()
+    }
+
+    /// No counter is deleted here.
+    async fn delete(&self, _: &[u8], _: bool) -> Result<bool, StoreError> {
+        Err(StoreError::Rejected)
     }
 }
 
@@ -394,13 +400,14 @@ async fn decide(
     feedback: &[GrantFeedback],
 ) -> HitDecisions {
     let demand = |index: usize| feedback.get(index).map_or(0, |feedback| feedback.0);
-    let hit = |(index, (algorithm, key))| Hit {
+    let counter = |(algorithm, key): (&Algorithm, &[u8])| Counter {
         consistency: Consistency::Leased,
-        demand: demand(index),
-        ..Hit::take(key, algorithm, cost)
+        ..Counter::new(key, *algorithm)
     };
-    let hits: Vec<_> = algorithms.iter().zip(KEYS).enumerate().map(hit).collect();
-    report(world, local, &hits, feedback);
+    let counters: Vec<_> = algorithms.iter().zip(KEYS).map(counter).collect();
+    let hit = |(index, counter): (usize, _)| Hit { demand: demand(index), ..Hit::take(counter, cost) };
+    let hits: Vec<_> = counters.iter().enumerate().map(hit).collect();
+    report(world, local, &counters, feedback);
     let before = world.store_time();
     let answers = TAKEN.scope(Cell::default(), async {
         let answers = local.apply(&hits, charge, world.wall_time()).await;
@@ -411,9 +418,9 @@ async fn decide(
     let all_pass = answers.iter().all(passes);
     for (hit, answer) in hits.iter().zip(&answers) {
         // Hits that the store has not taken are paid from a lease.
-        let paid = hit.cost - taken[counter_index(hit.key)];
+        let paid = hit.cost - taken[counter_index(&hit.counter.name)];
         if paid > 0 && passes(answer) && (charge == Charge::Each || all_pass) {
-            world.passed.lock().unwrap()[counter_index(hit.key)].push((before.get(), paid));
+            world.passed.lock().unwrap()[counter_index(&hit.counter.name)].push((before.get(), paid));
             world.leased.fetch_add(1, Relaxed);
         }
         let alone = answer.is_ok_and(|answer| answer.decider == Decider::Lease) && hits.len() == 1;
@@ -423,10 +430,10 @@ async fn decide(
 }
 
 /// Reports the grants that a client has finished.
-fn report(world: &World, local: &Local<Remote>, hits: &[Hit<'_>], feedback: &[GrantFeedback]) {
-    for (hit, (_, reports)) in hits.iter().zip(feedback) {
+fn report(world: &World, local: &Local<Remote>, counters: &[Counter], feedback: &[GrantFeedback]) {
+    for (counter, (_, reports)) in counters.iter().zip(feedback) {
         if let Some((id, spent)) = reports {
-            local.report(hit, *id, *spent, world.wall_time());
+            local.report(counter, *id, *spent, world.wall_time());
         }
     }
 }
@@ -484,8 +491,8 @@ async fn client(
                 let answers = decide(&world, &local, &algorithms, charge, cost.into(), &feedback).await;
                 sleep(world.latency()).await;
                 if world.one_in(world.network.duplicated) {
-                    let hits: Vec<_> = algorithms.iter().zip(KEYS).map(|(rule, key)| Hit::take(key, rule, 0)).collect();
-                    report(&world, &local, &hits, &feedback);
+                    let counters = algorithms.iter().zip(KEYS).map(|(rule, key)| Counter::new(key, *rule));
+                    report(&world, &local, &counters.collect::<Vec<_>>(), &feedback);
                 }
                 if world.one_in(world.network.answer_lost) {
                     return;
@@ -506,7 +513,7 @@ async fn client(
     let algorithms: Vec<_> = limits.iter().map(|limit| limit.algorithm(true)).collect();
     for (name, id, spent) in grants.return_all(clock()) {
         let index = NAMES.iter().position(|known| *known == name).unwrap();
-        local.report(&Hit::take(KEYS[index], &algorithms[index], 0), id, spent, world.wall_time());
+        local.report(&Counter::new(KEYS[index], algorithms[index]), id, spent, world.wall_time());
     }
 }
 

@@ -17,7 +17,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use futures_util::future::{BoxFuture, join_all};
+use futures_util::future::join_all;
 use opentelemetry::{KeyValue, metrics::Meter};
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
@@ -32,7 +32,7 @@ use crate::{
     algorithm::Micros,
     metrics::{Striped, WorkerId},
     rules::{Entry, Lookup, Rule, RuleSet},
-    store::AnyStore,
+    store::{Memory, Store},
 };
 
 /// Prefix of the counters' names. No domain begins with this prefix.
@@ -149,67 +149,73 @@ impl Candidate {
         self.skipped.load(Relaxed)
     }
 
-    /// Evaluates the candidate rules for a request that the rules in force have decided.
-    ///
-    /// With the memory store, returns a future that the caller must await. With Redis, queues the request instead, so
-    /// that no caller waits for the store. Returns `None` if there is nothing to await.
-    pub(in crate::engine) fn evaluate<'t>(
-        self: &'t Arc<Self>,
-        engine: &Engine,
-        request: &'t Request<'_>,
+    /// Evaluates the candidate rules for a request that the rules in force have decided, with counters in memory.
+    pub(in crate::engine) fn evaluate_in<S>(
+        &self,
+        engine: &Engine<S>,
+        memory: &Memory,
+        request: &Request<'_>,
         verdict: &Verdict,
         now: Micros,
-    ) -> Option<BoxFuture<'t, ()>> {
+    ) {
+        let sampled = self.sample_descriptors(request, verdict);
+        if sampled.is_empty() {
+            return;
+        }
+        let descriptors = sampled.iter().map(|sampled| request.descriptors[sampled.index].clone()).collect();
+        let request = Request { domain: request.domain, descriptors, feedback: Vec::new() };
+        let engine = self.engine(engine, ());
+        // A failure of the store is no outcome of the rules.
+        if let Ok(verdict) = engine.decide_by(&self.rules.load(), memory, &request, now) {
+            self.record_verdict(engine.worker, &request, &verdict, &sampled, now);
+        }
+    }
+
+    /// Queues a request that the rules in force have decided, so that no caller waits for the store.
+    ///
+    /// Returns the time after which the worker has to call [`Self::evaluate_queued`]; `None` if that is not necessary.
+    pub fn queue(&self, worker: WorkerId, request: &Request<'_>, verdict: &Verdict, now: Micros) -> Option<Duration> {
         let sampled = self.sample_descriptors(request, verdict);
         if sampled.is_empty() {
             return None;
         }
-        if let AnyStore::Memory(_) = engine.store {
-            let engine = self.candidate_engine(engine);
-            return Some(Box::pin(async move {
-                let descriptors = sampled.iter().map(|sampled| request.descriptors[sampled.index].clone()).collect();
-                let request = Request { domain: request.domain, descriptors, feedback: Vec::new() };
-                self.decide(&engine, &request, &sampled, now).await;
-            }));
-        }
         if self.waiting.fetch_add(1, Relaxed) >= MAX_WAITING {
             self.waiting.fetch_sub(1, Relaxed);
             self.skipped.fetch_add(1, Relaxed);
-        } else {
-            self.queue(engine, OwnedRequest::new(request, sampled, now));
+            return None;
         }
-        None
+        let mut queue = lock(self.queues.of(worker));
+        queue.push(OwnedRequest::new(request, sampled, now));
+        match queue.len() {
+            1 => Some(MAX_BATCH_DELAY),
+            MAX_BATCH => Some(Duration::ZERO),
+            _ => None,
+        }
     }
 
-    /// Queues a request to be decided soon, together with other requests of this worker.
-    fn queue(self: &Arc<Self>, engine: &Engine, request: OwnedRequest) {
-        let mut queue = lock(self.queues.of(engine.worker));
-        queue.push(request);
-        let delay = match queue.len() {
-            1 => MAX_BATCH_DELAY,
-            MAX_BATCH => Duration::ZERO,
-            _ => return,
-        };
-        drop(queue);
-        let (this, engine) = (Arc::clone(self), self.candidate_engine(engine));
-        tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
-            let requests = std::mem::take(&mut *lock(this.queues.of(engine.worker)));
-            join_all(
-                requests
-                    .iter()
-                    .map(async |request| this.decide(&engine, &request.request(), &request.sampled, request.at).await),
-            )
-            .await;
-            this.waiting.fetch_sub(requests.len(), Relaxed);
-        });
+    /// Evaluates the candidate rules for the queued requests of the engine's worker.
+    pub async fn evaluate_queued<S: Store + Clone>(&self, engine: &Engine<S>) {
+        let engine = self.engine(engine, engine.store.clone());
+        let requests = std::mem::take(&mut *lock(self.queues.of(engine.worker)));
+        let snapshot = self.rules.load_full();
+        join_all(requests.iter().map(async |queued| {
+            let request = queued.request();
+            if let Ok(verdict) = engine.decide(&snapshot, &request, queued.at).await {
+                self.record_verdict(engine.worker, &request, &verdict, &queued.sampled, queued.at);
+            }
+        }))
+        .await;
+        self.waiting.fetch_sub(requests.len(), Relaxed);
     }
 
-    async fn decide(&self, engine: &Engine, request: &Request<'_>, sampled: &[SampledDescriptor], now: Micros) {
-        // A failure of the store is no outcome of the rules.
-        let Ok(verdict) = engine.decide(request, now).await else {
-            return;
-        };
+    fn record_verdict(
+        &self,
+        worker: WorkerId,
+        request: &Request<'_>,
+        verdict: &Verdict,
+        sampled: &[SampledDescriptor],
+        now: Micros,
+    ) {
         for ((descriptor, status), sampled) in request.descriptors.iter().zip(&verdict.statuses).zip(sampled) {
             if descriptor.refund || descriptor.hits == 0 {
                 continue;
@@ -217,7 +223,7 @@ impl Candidate {
             let outcomes = Outcomes::new(descriptor.hits, status.is_over(), sampled.denied);
             self.record(sampled.rule, outcomes, now);
             if outcomes.newly_denied > 0 {
-                self.record_newly_denied(engine.worker, request.domain, descriptor, sampled, now);
+                self.record_newly_denied(worker, request.domain, descriptor, sampled, now);
             }
         }
     }
@@ -293,13 +299,14 @@ impl Candidate {
         sampled
     }
 
-    fn candidate_engine(&self, engine: &Engine) -> Engine {
+    /// Returns an engine that decides by the candidate rules.
+    fn engine<S, T>(&self, engine: &Engine<S>, store: T) -> Engine<T> {
         Engine {
             scope: SCOPE,
             rules: Arc::clone(&self.rules),
             statistics: Arc::clone(&self.statistics),
             top: None,
-            ..engine.clone()
+            ..engine.with_store(store)
         }
     }
 

@@ -6,29 +6,9 @@ use crate::{
         self, Code, RankBy, Status,
         tests::{NOW, decide, descriptor, overrides, refund},
     },
+    metrics::WorkerId,
     rules::{self, Options, SourceFile},
-    store::{Local, Memory, Metrics, local, redis},
 };
-
-/// Returns an engine with an unreachable Redis.
-fn engine(candidate: &Candidate) -> Engine {
-    let (metrics, worker) = (Metrics::new(1), WorkerId(0));
-    let settings = redis::Settings::default();
-    let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics));
-    let (deny_cache, leases, eventual) = Default::default();
-    let shared =
-        local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
-    Engine {
-        worker,
-        scope: "",
-        store: AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker)),
-        local: Arc::new(Memory::new(&Default::default())),
-        rules: Arc::clone(&candidate.rules),
-        statistics: Arc::clone(&candidate.statistics),
-        top: None,
-        settings: Arc::default(),
-    }
-}
 
 fn candidate(share: f64) -> Arc<Candidate> {
     let text = "domain: api\ndescriptors:\n- key: user\n  rate_limit: {unit: second, requests_per_unit: 1}\n\
@@ -49,8 +29,8 @@ fn sampled_rule(candidate: &Candidate, entries: &[(&str, &str)], code: Code) -> 
     candidate.sample_descriptors(&request, &verdict).first().map(|sampled| sampled.rule)
 }
 
-#[tokio::test]
-async fn requests_are_skipped_while_too_many_wait() {
+#[test]
+fn requests_are_skipped_while_too_many_wait() {
     let candidate = candidate(1.0);
     candidate.waiting.store(MAX_WAITING - 1, Relaxed);
     let entries = smallvec![Entry { key: "user", value: "x" }];
@@ -58,9 +38,8 @@ async fn requests_are_skipped_while_too_many_wait() {
     let status = Status { code: Code::Ok, ..Status::NO_LIMIT };
     let verdict = Verdict { overall: Code::Ok, statuses: smallvec![status], metadata: None };
     let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-    let engine = engine(&candidate);
-    for skipped in 0..3 {
-        assert!(candidate.evaluate(&engine, &request, &verdict, Micros::ZERO).is_none());
+    for (skipped, delay) in [(0, Some(MAX_BATCH_DELAY)), (1, None), (2, None)] {
+        assert_eq!(candidate.queue(WorkerId(0), &request, &verdict, Micros::ZERO), delay);
         assert_eq!((candidate.skipped(), candidate.waiting.load(Relaxed)), (skipped, MAX_WAITING));
     }
 }

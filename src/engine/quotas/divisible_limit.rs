@@ -5,7 +5,7 @@ use super::HeldQuota;
 use crate::{
     algorithm::{Algorithm, MAX_NUMBER, Micros, assignments::Assignments},
     engine::applied_limit::AppliedLimit,
-    store::Hit,
+    store::AHEAD,
 };
 
 /// A token bucket. Each request takes one token.
@@ -268,7 +268,7 @@ impl Prepaid {
 
     /// Returns whether a window begins so soon that its hits should be counted now.
     pub(super) fn is_window_over(&self, now: Micros) -> bool {
-        now + Hit::AHEAD >= self.window_end
+        now + AHEAD >= self.window_end
     }
 }
 

@@ -24,11 +24,11 @@ use super::{
 };
 use crate::{
     algorithm::{
-        Action, Algorithm, Decision, MAX_NUMBER, RequestContext,
+        Action, Algorithm, Decision, RequestContext,
         assignments::{Assignments, Share},
     },
     rules::{Entry, FailurePolicy},
-    store::{Charge, Hit, HitDecision, Store, StoreError},
+    store::{Charge, Counter, Hit, HitDecision, Store, StoreError, only_answer},
 };
 
 /// A report about a bucket, and the lifetime of the next quota.
@@ -159,6 +159,11 @@ impl<'a> BucketReport<'a> {
 }
 
 impl SharedCounter<'_> {
+    /// Returns a counter in the store of the limit.
+    fn stored(&self, name: Vec<u8>, algorithm: Algorithm) -> Counter {
+        Counter { per_second: self.applied.limit.is_per_second(), ..Counter::new(name, algorithm) }
+    }
+
     /// Removes the reported requests from the hits that were counted in advance, and returns the number of others that
     /// must be counted now.
     fn spend(&self, held: &mut HeldQuota, report: &BucketReport<'_>, now: Micros) -> u64 {
@@ -213,7 +218,7 @@ pub fn caller_number(name: &str) -> u64 {
     holder_id(name)
 }
 
-impl Engine {
+impl<S> Engine<S> {
     /// Returns the entries of a bucket in the order of the rules, and whether other orders have a rule as well.
     ///
     /// If no rule applies in any order, the entries stay as they are.
@@ -234,7 +239,9 @@ impl Engine {
         let descriptor = report.descriptor();
         matches!(self.find_match(snapshot, report.domain, &descriptor, now), Match::Limited(_) | Match::Denied(_))
     }
+}
 
+impl<S: Store> Engine<S> {
     /// Counts the reported requests, and returns the caller's next quota.
     ///
     /// Returns `None` before rules are loaded, and for a limit that cannot be divided if its failure policy is `error`.
@@ -286,15 +293,14 @@ impl Engine {
         let counted = (u128::from(unpaid) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
         let recording = applied.limit.algorithm().recording();
         let action = if counted > 0 { Action::Take } else { Action::Peek };
-        let per_second = applied.limit.is_per_second();
         let context = RequestContext { holder: report.caller, ..RequestContext::default() };
         let shares = Assignments::new(report.lifetime).with_held(limit.share(&held));
         let shares = Algorithm::from(shares).with_context(context);
-        let shares_key = self.counter_name(snapshot, report.domain, &report.entries, applied, &shares);
-        let shares = Hit::take(&shares_key, &shares, limit.demand(report.demand));
-        let record = Hit { action, ..Hit::take(&counter.key, &recording, counted.min(MAX_NUMBER)) };
-        let hits = [shares, record].map(|hit| Hit { per_second, ..hit });
-        let answers = self.store.apply(&hits, Charge::Each, now).await;
+        let shares_name = self.counter_name(snapshot, report.domain, &report.entries, applied, &shares);
+        let shares = counter.stored(shares_name, shares);
+        let record = counter.stored(counter.key.clone(), recording);
+        let record = Hit { action, ..record.take(counted) };
+        let answers = self.store.apply(&[shares.take(limit.demand(report.demand)), record], Charge::Each, now).await;
         let (Some(Ok(share)), Some(Ok(HitDecision { decision, .. }))) = (answers.first(), answers.get(1)) else {
             self.count_reported(report, applied, &Decision::default(), now);
             let policy = self.on_error(applied);
@@ -501,12 +507,13 @@ impl Engine {
             }
             Prepayment::Window | Prepayment::Second => algorithm.recording(),
         };
-        let per_second = counter.applied.limit.is_per_second();
-        let hit = Hit { action, is_ahead, per_second, ..Hit::take(&counter.key, &algorithm, hits.min(MAX_NUMBER)) };
-        let answer = self.store.apply(&[hit], Charge::Each, now).await.pop();
-        answer.unwrap_or(Err(StoreError::Rejected)).map(|answer| answer.decision)
+        let stored = counter.stored(counter.key.clone(), algorithm);
+        let hit = Hit { action, is_ahead, ..stored.take(hits) };
+        Ok(only_answer(self.store.apply(&[hit], Charge::Each, now).await)?.decision)
     }
+}
 
+impl<S> Engine<S> {
     /// Returns the counter of a limit, or the limit if it cannot be divided.
     fn shared_counter<'s>(
         &self,
@@ -543,7 +550,6 @@ impl Engine {
         let near = self.statistics.near_threshold(limit);
         let shadow = applied.is_shadow();
         for (hits, allowed) in [(report.allowed, true), (report.denied, false)] {
-            let hits = hits.min(MAX_NUMBER);
             if hits > 0 {
                 // Envoy reports requests.
                 let requests = hits;

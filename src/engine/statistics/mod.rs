@@ -79,6 +79,8 @@ pub struct Statistics {
     pub(super) global_shadow: Counter,
     /// Number of limits decided after a failure of the store, by failure policy.
     pub(super) on_error: [Counter; FailurePolicy::ALL.len()],
+    /// Number of limits whose answer the service lost.
+    pub(super) lost_answers: Counter,
 }
 
 impl Statistics {
@@ -99,6 +101,7 @@ impl Statistics {
             unknown_plan: Counter::new(workers),
             global_shadow: Counter::new(workers),
             on_error: std::array::from_fn(|_| Counter::new(workers)),
+            lost_answers: Counter::new(workers),
         })
     }
 
@@ -321,6 +324,13 @@ impl Statistics {
             "ratelimit_service_global_shadow_mode",
             "Requests over a limit that were allowed because decisions.shadow_mode is set",
             move || this.global_shadow.get(),
+        );
+        let this = Arc::clone(self);
+        observe_counter(
+            meter,
+            "sluicegate_lost_answers_total",
+            "Limits whose answer from the store the service lost, which is a bug; on_error decided",
+            move || this.lost_answers.get(),
         );
         let this = Arc::clone(self);
         let on_error = meter.u64_observable_counter("sluicegate_on_error_total");

@@ -21,7 +21,7 @@ use std::{
 use self::sketch::{Counts, Sketches, Sum};
 use super::{Descriptor, overrides::Target};
 use crate::{
-    algorithm::{MAX_NUMBER, Micros},
+    algorithm::Micros,
     metrics::{Striped, WorkerId},
 };
 
@@ -191,7 +191,7 @@ impl Stripe {
         if target.check().is_err() {
             return;
         }
-        let hits = descriptor.hits.min(MAX_NUMBER).saturating_mul(weight.into());
+        let hits = descriptor.hits.saturating_mul(weight.into());
         sketch.add(by, target.to_string(), rule, weight.into(), hits, now);
         self.skips.store(if weight > 1 { rand::random_range(0..2 * weight - 1) } else { 0 }, Relaxed);
     }

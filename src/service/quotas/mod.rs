@@ -38,6 +38,7 @@ use crate::{
     engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
     metrics::{LogThrottle, observe_counter, observe_gauge},
     rules::Entry,
+    store::AnyStore,
 };
 
 /// Time between two calls of [`QuotaSession::tick`].
@@ -137,7 +138,7 @@ pub enum QuotaError {
 /// Hands out quotas to all streams.
 #[derive(Clone)]
 pub struct Quotas {
-    engine: Engine,
+    engine: Engine<AnyStore>,
     clock: Clock,
     settings: Arc<Settings>,
     shared: Arc<Shared>,
@@ -168,7 +169,7 @@ impl Shared {
 impl Quotas {
     /// Creates the component. `engine` counts the reports.
     #[must_use]
-    pub fn new(engine: Engine, clock: Clock, settings: Settings) -> Self {
+    pub fn new(engine: Engine<AnyStore>, clock: Clock, settings: Settings) -> Self {
         Self { engine, clock, settings: Arc::new(settings), shared: Arc::default() }
     }
 

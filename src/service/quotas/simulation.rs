@@ -98,6 +98,7 @@ impl Simulation {
         let clock = Arc::new(AtomicU64::new(START));
         let rules = format!("domain: api\ndescriptors: [{{key: user, rate_limit: {{{}}}}}]", scenario.rule);
         let engine = tests::engine(&rules);
+        let engine = engine.with_store(AnyStore::Memory(Arc::clone(&engine.store)));
         let instances = std::array::from_fn(|_| {
             let engine = Engine { local: Arc::new(Memory::new(&memory::Settings::default())), ..engine.clone() };
             Quotas::new(engine, Clock::Manual(Arc::clone(&clock)), Settings::default())
@@ -328,8 +329,8 @@ impl Simulation {
         };
         let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: Vec::new() };
         let instance = self.random.random_range(0..self.instances.len());
-        let verdict =
-            self.instances[instance].engine.decide(&request, Micros::new(self.now)).now_or_never().unwrap().unwrap();
+        let engine = &self.instances[instance].engine;
+        let verdict = engine.decide_in(engine.store.memory().unwrap(), &request, Micros::new(self.now)).unwrap();
         verdict.overall == Code::Ok
     }
 

@@ -35,11 +35,16 @@ struct Service {
     now: Arc<AtomicU64>,
 }
 
+fn engine() -> Engine<AnyStore> {
+    let engine = tests::engine(RULES);
+    engine.with_store(AnyStore::Memory(Arc::clone(&engine.store)))
+}
+
 impl Service {
     fn start(settings: Settings) -> Self {
         let now = Arc::new(AtomicU64::new(tests::NOW.get()));
         let clock = Clock::Manual(Arc::clone(&now));
-        Self { quotas: Quotas::new(tests::engine(RULES), clock, settings), now }
+        Self { quotas: Quotas::new(engine(), clock, settings), now }
     }
 
     fn pass(&self, seconds: u64) {
@@ -57,7 +62,7 @@ impl Service {
     /// Returns the hits that the counter of a rule contains.
     fn used(&self, rule: usize, key: &str) -> u64 {
         let engine = &self.quotas.engine;
-        let AnyStore::Memory(memory) = &engine.store else { unreachable!() };
+        let memory = engine.store.memory().unwrap();
         let operation = Operation { action: Action::Peek, cost: 0, now: self.quotas.clock.now() };
         let snapshot = engine.rules.load();
         let algorithm = snapshot.rules().rules()[rule].limit.as_ref().unwrap().algorithm();
@@ -246,7 +251,7 @@ fn callers_keep_their_shares_if_the_store_loses_them() {
     (0..10).for_each(|_| drop(report_all(&mut sessions)));
     let before = report_all(&mut sessions);
     assert!(before.iter().all(|rate| (24.8..=25.2).contains(rate)), "{before:?}");
-    let store = tests::engine(RULES).store;
+    let store = engine().store;
     for session in &mut sessions {
         session.quotas.engine.store = store.clone();
     }

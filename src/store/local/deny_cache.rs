@@ -28,7 +28,7 @@ use smallvec::SmallVec;
 
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State},
-    store::{Hit, StepOutcome},
+    store::{Counter, Hit, StepOutcome},
 };
 
 /// Number of refund counts. Each counter maps to one of them, and a refund invalidates all counters that share it.
@@ -55,8 +55,16 @@ impl Default for Settings {
     }
 }
 
-/// Cached denials of a request's hits, in their order; `None` for a hit without one.
-pub(super) type CachedDenials = SmallVec<[Option<Decision>; 2]>;
+/// A hit of a request with several hits, and its cached denial.
+pub(super) struct CachedDenial<'a> {
+    pub(super) hit: Hit<&'a Counter>,
+    pub(super) lookup: Lookup,
+    /// The denial; `None` if the store must be called.
+    pub(super) denial: Option<Decision>,
+}
+
+/// Cached denials of a request's hits, in their order.
+pub(super) type CachedDenials<'a> = SmallVec<[CachedDenial<'a>; 2]>;
 
 /// Lookups of a request's hits, in their order.
 pub(super) type Lookups = SmallVec<[Lookup; 2]>;
@@ -111,7 +119,7 @@ impl DenyCache {
     /// Prepares a hit's lookup. Must be called before [`Self::get`] and before the store call.
     ///
     /// A refund or rollback invalidates the counter's entry from now on.
-    pub(super) fn lookup(&self, hit: &Hit<'_>, identity: u128) -> Lookup {
+    pub(super) fn lookup(&self, hit: &Hit<&Counter>, identity: u128) -> Lookup {
         if hit.action.releases() {
             self.invalidate(identity);
         }
@@ -124,56 +132,62 @@ impl DenyCache {
     }
 
     /// Returns the valid denials of a request's hits.
-    pub(super) fn cached(&self, hits: &[Hit<'_>], lookups: &Lookups, now: Duration) -> CachedDenials {
+    pub(super) fn cached<'a>(&self, hits: &[Hit<&'a Counter>], lookups: Lookups, now: Duration) -> CachedDenials<'a> {
         let mut cached = CachedDenials::new();
         for (hit, lookup) in hits.iter().zip(lookups) {
             // An earlier hit of this request that calls the store may change the counter.
-            let is_uncached_before = |(earlier, cached): (&Lookup, &Option<Decision>)| {
-                earlier.identity == lookup.identity && cached.is_none()
-            };
-            let may_have_changed = lookups.iter().zip(&cached).any(is_uncached_before);
-            cached.push(self.get(hit, lookup, now).filter(|_| !may_have_changed));
+            let has_changed =
+                |earlier: &CachedDenial<'_>| earlier.lookup.identity == lookup.identity && earlier.denial.is_none();
+            let may_have_changed = cached.iter().any(has_changed);
+            let denial = self.get(hit, &lookup, now).filter(|_| !may_have_changed);
+            cached.push(CachedDenial { hit: *hit, lookup, denial });
         }
         cached
     }
 
     /// Returns the denial of one hit, if the cache has a valid entry that denies it.
-    pub(super) fn get(&self, hit: &Hit<'_>, lookup: &Lookup, now: Duration) -> Option<Decision> {
+    pub(super) fn get(&self, hit: &Hit<&Counter>, lookup: &Lookup, now: Duration) -> Option<Decision> {
         if hit.action.releases() || hit.is_ahead {
             return None;
         }
         self.denials.lookup(lookup.identity, |denial| {
             let holds = now >= denial.called_at && now < denial.expires_at && denial.refunds == lookup.refunds;
-            if !holds || denial.algorithm != *hit.algorithm {
+            if !holds || denial.algorithm != hit.counter.algorithm {
                 return None;
             }
             let age = (now - denial.called_at).as_micros();
             let at = denial.decided_at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
             let state = &mut denial.state;
             let operation = hit.operation(at);
-            let passes = hit.algorithm.step(state, Operation { action: Action::Peek, ..operation });
-            (!passes).then(|| hit.algorithm.explain(state, operation, false))
+            let passes = hit.counter.algorithm.step(state, Operation { action: Action::Peek, ..operation });
+            (!passes).then(|| hit.counter.algorithm.explain(state, operation, false))
         })
     }
 
     /// Updates the cache with the outcome of a store call that was sent at `called_at`, and returns its decision.
-    pub(super) fn learn(&self, hit: &Hit<'_>, lookup: Lookup, outcome: StepOutcome, called_at: Duration) -> Decision {
+    pub(super) fn learn(
+        &self,
+        hit: &Hit<&Counter>,
+        lookup: Lookup,
+        outcome: StepOutcome,
+        called_at: Duration,
+    ) -> Decision {
         let decision = outcome.explain(hit);
         if hit.action.releases() {
             // A denial that was cached while this call was under way is invalid as well.
             self.invalidate(lookup.identity);
-        } else if outcome.allowed || hit.is_ahead || hit.algorithm.denial_counts(&outcome.state, outcome.at) {
+        } else if outcome.allowed || hit.is_ahead || hit.counter.algorithm.denial_counts(&outcome.state, outcome.at) {
             // The counter has changed since the cached denial.
             self.denials.remove(lookup.identity);
         } else {
             let (StepOutcome { at, state, .. }, Lookup { identity, refunds }) = (outcome, lookup);
             // Other instances may return leased hits soon.
-            let is_leased = hit.consistency == Consistency::Leased;
+            let is_leased = hit.counter.consistency == Consistency::Leased;
             let max_age = if is_leased { self.max_age.min(LEASED_MAX_AGE) } else { self.max_age };
             let expires_at = called_at.saturating_add(max_age);
             self.denials.put(
                 identity,
-                Denial { algorithm: *hit.algorithm, refunds, called_at, expires_at, decided_at: at, state },
+                Denial { algorithm: hit.counter.algorithm, refunds, called_at, expires_at, decided_at: at, state },
             );
         }
         decision
@@ -198,7 +212,8 @@ mod tests {
     }
 
     /// Returns a denial of 10 hits after `used` hits, 30 s into a window by the store's clock.
-    fn denial(algorithm: &Algorithm, used: u64) -> StepOutcome {
+    fn denial(counter: &Counter, used: u64) -> StepOutcome {
+        let algorithm = &counter.algorithm;
         let (mut state, now) = (State::default(), Micros::from_secs(30));
         let taken = algorithm.step(&mut state, Operation { action: Action::Take, cost: used, now });
         assert!(taken);
@@ -206,24 +221,25 @@ mod tests {
         StepOutcome { allowed, action: Action::Take, at: now, state }
     }
 
-    fn cached(cache: &DenyCache, hits: &[Hit<'_>], now: Duration) -> Vec<Option<u64>> {
+    fn cached(cache: &DenyCache, hits: &[Hit<&Counter>], now: Duration) -> Vec<Option<u64>> {
         let lookups = hits.iter().map(|hit| cache.lookup(hit, 7)).collect();
-        cache.cached(hits, &lookups, now).iter().map(|decision| decision.map(|decision| decision.remaining)).collect()
+        let remaining = |cached: &CachedDenial<'_>| cached.denial.map(|denial| denial.remaining);
+        cache.cached(hits, lookups, now).iter().map(remaining).collect()
     }
 
-    fn learn(cache: &DenyCache, hit: &Hit<'_>, outcome: StepOutcome) {
+    fn learn(cache: &DenyCache, hit: &Hit<&Counter>, outcome: StepOutcome) {
         let lookup = cache.lookup(hit, 7);
         cache.learn(hit, lookup, outcome, Duration::ZERO);
     }
 
-    fn minute(limit: u64, count_denied: bool) -> Algorithm {
-        FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(60), count_denied).unwrap().into()
+    fn minute(limit: u64, count_denied: bool) -> Counter {
+        Counter::new(b"k", FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(60), count_denied).unwrap())
     }
 
     #[test]
     fn a_denial_is_cached_until_max_age_or_until_the_counter_would_allow_the_hit() {
         let rule = minute(10, false);
-        let hit = |cost| Hit::take(b"k", &rule, cost);
+        let hit = |cost| rule.take(cost);
         for (max_age, expires_at) in [(at(50), at(50)), (Duration::MAX, at(30_000))] {
             let cache = cache(max_age);
             learn(&cache, &hit(10), denial(&rule, 4));
@@ -243,13 +259,13 @@ mod tests {
         assert!(is_cached(called_at + at(29_999)) && !is_cached(called_at + at(30_000)), "the next window has begun");
         learn(&cache, &hit, denial(&rule, 4));
         let other = minute(11, false);
-        assert_eq!(cached(&cache, &[Hit::take(b"k", &other, 8)], at(1)), [None], "another limit");
+        assert_eq!(cached(&cache, &[other.take(8)], at(1)), [None], "another limit");
     }
 
     #[test]
     fn a_refund_invalidates_the_cache_before_its_call_and_after_its_answer() {
         let (rule, cache) = (minute(10, false), cache(at(50)));
-        let hit = Hit::take(b"k", &rule, 10);
+        let hit = rule.take(10);
         let refund = Hit { action: Action::Refund, ..hit };
         learn(&cache, &hit, denial(&rule, 4));
         let lookup = cache.lookup(&refund, 7);
@@ -269,7 +285,7 @@ mod tests {
     #[test]
     fn an_uncached_hit_disables_the_cache_for_later_hits_of_its_counter() {
         let (rule, cache) = (minute(10, false), cache(at(50)));
-        let hit = |cost| Hit::take(b"k", &rule, cost);
+        let hit = |cost| rule.take(cost);
         learn(&cache, &hit(10), denial(&rule, 4));
         assert_eq!(cached(&cache, &[hit(7), hit(1), hit(9)], at(1)), [Some(6), None, None]);
         assert_eq!(cached(&cache, &[hit(7), hit(9)], at(1)), [Some(6), Some(6)]);
@@ -279,20 +295,20 @@ mod tests {
     fn a_denial_that_changes_the_counter_is_not_cached() {
         let window = minute(10, true);
         let cache = cache(at(50));
-        let (hit, peek) = (Hit::take(b"k", &window, 10), Hit { action: Action::Peek, ..Hit::take(b"k", &window, 7) });
+        let (hit, peek) = (window.take(10), window.take(7).peek());
         // The denied hit was counted, so the window is over its limit and denies every further hit until it ends.
         learn(&cache, &hit, denial(&window, 4));
-        assert_eq!(cached(&cache, &[Hit::take(b"k", &window, 1), peek], at(1)), [Some(0), Some(0)]);
-        let gcra: Algorithm = Gcra::new(10, Micros::from_secs(60), MaxHits::hard(10), true).unwrap().into();
-        learn(&cache, &Hit::take(b"k", &gcra, 10), denial(&gcra, 4));
-        assert_eq!(cached(&cache, &[Hit::take(b"k", &gcra, 10)], at(1)), [None]);
+        assert_eq!(cached(&cache, &[window.take(1), peek], at(1)), [Some(0), Some(0)]);
+        let gcra = Counter::new(b"k", Gcra::new(10, Micros::from_secs(60), MaxHits::hard(10), true).unwrap());
+        learn(&cache, &gcra.take(10), denial(&gcra, 4));
+        assert_eq!(cached(&cache, &[gcra.take(10)], at(1)), [None]);
         assert_eq!(cached(&cache, &[hit], at(1)), [None], "the earlier entry is removed");
     }
 
     #[test]
     fn a_hit_that_counts_ahead_neither_uses_nor_fills_the_cache() {
         let (rule, cache) = (minute(10, false), cache(at(50)));
-        let hit = Hit::take(b"k", &rule, 10);
+        let hit = rule.take(10);
         let ahead = Hit { is_ahead: true, ..hit };
         learn(&cache, &hit, denial(&rule, 4));
         assert_eq!(cached(&cache, &[ahead], at(0)), [None]);
@@ -309,12 +325,12 @@ mod tests {
 
     #[test]
     fn denials_of_leased_counters_expire_sooner() {
-        let algorithm: Algorithm = FixedWindow::new(MaxHits::hard(5), Micros::from_secs(60), false).unwrap().into();
         let cache = cache(at(1_000));
         for (consistency, millis) in [(Consistency::Exact, 1_000), (Consistency::Leased, 50)] {
-            let hit = Hit { consistency, ..Hit::take(b"k", &algorithm, 1) };
+            let counter = Counter { consistency, ..minute(5, false) };
+            let hit = counter.take(1);
             let lookup = cache.lookup(&hit, 1);
-            cache.learn(&hit, lookup, denial(&algorithm, 5), at(0));
+            cache.learn(&hit, lookup, denial(&counter, 5), at(0));
             assert!(cache.get(&hit, &lookup, at(millis - 1)).is_some());
             assert!(cache.get(&hit, &lookup, at(millis)).is_none(), "{consistency:?}");
         }
@@ -324,7 +340,7 @@ mod tests {
     #[test]
     fn states_that_exceed_the_memory_of_the_cache_evict_the_denial_that_expires_first() {
         let (log, cache) = (sliding_log(60), cache(at(50)));
-        let hit = Hit::take(b"k", &log, 10);
+        let hit = log.take(10);
         let lookups = [1, 3, 5].map(|identity| cache.lookup(&hit, identity));
         for (lookup, called_at) in lookups.into_iter().zip([10, 0, 20]) {
             cache.learn(&hit, lookup, denial(&log, 60), at(called_at));
@@ -333,7 +349,7 @@ mod tests {
         assert_eq!(is_cached, [true, false, true], "each log has 420 bytes, and a set has 1,024");
     }
 
-    fn sliding_log(limit: u64) -> Algorithm {
-        SlidingLog::new(MaxHits::hard(limit), Micros::from_secs(60), Micros::ZERO, false).unwrap().into()
+    fn sliding_log(limit: u64) -> Counter {
+        Counter::new(b"k", SlidingLog::new(MaxHits::hard(limit), Micros::from_secs(60), Micros::ZERO, false).unwrap())
     }
 }

@@ -14,8 +14,8 @@ use super::{
     store_call::StoreCall,
 };
 use crate::{
-    algorithm::{Action, Algorithm, Consistency, Decision},
-    store::{Hit, StepOutcome, StoreError},
+    algorithm::{Action, Consistency, Decision},
+    store::{Counter, Hit, StepOutcome, StoreError},
 };
 
 /// Settings of eventual counters.
@@ -49,13 +49,11 @@ pub(super) struct EventualCounters {
     settings: Settings,
 }
 
-/// An eventual counter with its name and algorithm.
+/// An eventual counter, and this instance's copy of it.
 struct Entry {
-    key: Box<[u8]>,
     identity: u128,
-    per_second: bool,
-    algorithm: Algorithm,
-    counter: EventualCounter,
+    counter: Counter,
+    copy: EventualCounter,
 }
 
 impl EventualCounters {
@@ -73,15 +71,15 @@ impl EventualCounters {
     ///
     /// Returns `None` if the hit is a refund or is not eventual, if its counter is unknown or stale, or if its rule has
     /// changed.
-    pub(super) fn decide(&self, identity: u128, hit: &Hit<'_>, now: Duration) -> Option<Decision> {
+    pub(super) fn decide(&self, identity: u128, hit: &Hit<&Counter>, now: Duration) -> Option<Decision> {
         // Refunds go to the store immediately.
-        if hit.consistency != Consistency::Eventual || hit.action.releases() {
+        if hit.counter.consistency != Consistency::Eventual || hit.action.releases() {
             return None;
         }
         let max_staleness = self.settings.max_staleness;
         let decide = |entry: &mut Entry| {
-            let is_same = entry.algorithm == *hit.algorithm;
-            is_same.then(|| entry.counter.decide(&entry.algorithm, hit, now, max_staleness)).flatten()
+            let is_same = entry.counter.algorithm == hit.counter.algorithm;
+            is_same.then(|| entry.copy.decide(hit, now, max_staleness)).flatten()
         };
         self.entities.find(identity, decide).flatten()
     }
@@ -90,23 +88,18 @@ impl EventualCounters {
     pub(super) fn merge(
         &self,
         identity: u128,
-        hit: &Hit<'_>,
+        hit: &Hit<&Counter>,
         outcome: &StepOutcome,
         called_at: Duration,
         now: Duration,
     ) {
         let new = || {
-            Some(Entry {
-                key: hit.key.into(),
-                identity,
-                per_second: hit.per_second,
-                algorithm: *hit.algorithm,
-                counter: EventualCounter::new(outcome, called_at),
-            })
+            let copy = EventualCounter::new(outcome, called_at);
+            Some(Entry { identity, counter: hit.counter.clone(), copy })
         };
         let _ = self.entities.with_or_insert(identity, new, |entry| {
-            entry.algorithm = *hit.algorithm;
-            entry.counter.merge(hit.algorithm, outcome, called_at, now);
+            entry.counter.algorithm = hit.counter.algorithm;
+            entry.copy.merge(&hit.counter.algorithm, outcome, called_at, now);
         });
     }
 
@@ -120,8 +113,8 @@ impl EventualCounters {
         let last_turn = self.last_turn.swap(turn, Relaxed);
         let mut calls = Vec::new();
         self.entities.retain_in_shards(last_turn.max(turn.saturating_sub(SHARDS))..turn, |entry| {
-            calls.extend(entry.counter.begin_report(&entry.algorithm, now).map(|hits| entry.store_call(hits)));
-            !entry.counter.is_idle(idle_since)
+            calls.extend(entry.copy.begin_report(&entry.counter.algorithm, now).map(|hits| entry.store_call(hits)));
+            !entry.copy.is_idle(idle_since)
         });
         calls
     }
@@ -130,7 +123,7 @@ impl EventualCounters {
     pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
         let mut calls = Vec::new();
         self.entities.retain(|entry| {
-            let pending = entry.counter.drain(&entry.algorithm, now);
+            let pending = entry.copy.drain(&entry.counter.algorithm, now);
             calls.extend(pending.map(|hits| entry.store_call(hits)));
             false
         });
@@ -145,7 +138,7 @@ impl EventualCounters {
         called_at: Duration,
         now: Duration,
     ) -> u64 {
-        let finish = |entry: &mut Entry| entry.counter.finish_report(&entry.algorithm, answer, called_at, now);
+        let finish = |entry: &mut Entry| entry.copy.finish_report(&entry.counter.algorithm, answer, called_at, now);
         self.entities.find(call.identity, finish).unwrap_or_default()
     }
 }
@@ -153,14 +146,9 @@ impl EventualCounters {
 impl Entry {
     /// Returns the store call that reports `hits` hits, or reads the counter for 0.
     fn store_call(&self, hits: u64) -> StoreCall {
-        StoreCall {
-            identity: self.identity,
-            key: self.key.clone(),
-            per_second: self.per_second,
-            algorithm: self.algorithm.recording(),
-            action: if hits > 0 { Action::Take } else { Action::Peek },
-            hits,
-        }
+        let counter = Counter { algorithm: self.counter.algorithm.recording(), ..self.counter.clone() };
+        let action = if hits > 0 { Action::Take } else { Action::Peek };
+        StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(counter, hits) } }
     }
 }
 
@@ -173,12 +161,9 @@ mod tests {
         Duration::from_millis(millis)
     }
 
-    fn hourly(limit: u64) -> Algorithm {
-        FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(3_600), false).unwrap().into()
-    }
-
-    fn eventual(limit: &Algorithm, cost: u64) -> Hit<'_> {
-        Hit { consistency: Consistency::Eventual, ..Hit::take(b"k", limit, cost) }
+    fn eventual(limit: u64) -> Counter {
+        let window = FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(3_600), false).unwrap();
+        Counter { consistency: Consistency::Eventual, ..Counter::new(b"k", window) }
     }
 
     fn counters() -> EventualCounters {
@@ -186,40 +171,41 @@ mod tests {
     }
 
     /// Returns the outcome of a hit of a new counter.
-    fn outcome(hit: &Hit<'_>) -> StepOutcome {
+    fn outcome(hit: &Hit<&Counter>) -> StepOutcome {
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = hit.algorithm.step(&mut state, hit.operation(at));
+        let allowed = hit.counter.algorithm.step(&mut state, hit.operation(at));
         StepOutcome { allowed, action: hit.action, at, state }
     }
 
-    fn merge(counters: &EventualCounters, identity: u128, hit: &Hit<'_>) {
+    fn merge(counters: &EventualCounters, identity: u128, hit: &Hit<&Counter>) {
         counters.merge(identity, hit, &outcome(hit), at(0), at(0));
     }
 
-    fn decide(counters: &EventualCounters, identity: u128, hit: &Hit<'_>, now: Duration) -> Option<(bool, u64)> {
+    fn decide(counters: &EventualCounters, identity: u128, hit: &Hit<&Counter>, now: Duration) -> Option<(bool, u64)> {
         counters.decide(identity, hit, now).map(|decision| (decision.allowed, decision.remaining))
     }
 
     #[test]
     fn only_known_counters_of_the_same_rule_decide_takes_and_peeks() {
-        let (counters, limit, other) = (counters(), hourly(100), hourly(50));
-        let hit = eventual(&limit, 3);
+        let (counters, limit, other) = (counters(), eventual(100), eventual(50));
+        let hit = limit.take(3);
         assert_eq!(decide(&counters, 1, &hit, at(1)), None, "the counter is unknown");
         merge(&counters, 1, &hit);
         assert_eq!(decide(&counters, 1, &hit, at(1)), Some((true, 94)));
         assert_eq!(decide(&counters, 1, &Hit { action: Action::Peek, ..hit }, at(1)), Some((true, 94)));
         assert_eq!(decide(&counters, 1, &Hit { action: Action::Refund, ..hit }, at(1)), None);
-        assert_eq!(decide(&counters, 1, &Hit { consistency: Consistency::Exact, ..hit }, at(1)), None);
-        assert_eq!(decide(&counters, 1, &eventual(&other, 3), at(1)), None, "another limit");
-        merge(&counters, 1, &eventual(&other, 3));
+        let exact = Counter { consistency: Consistency::Exact, ..limit.clone() };
+        assert_eq!(decide(&counters, 1, &exact.take(3), at(1)), None);
+        assert_eq!(decide(&counters, 1, &other.take(3), at(1)), None, "another limit");
+        merge(&counters, 1, &other.take(3));
         assert_eq!(decide(&counters, 1, &hit, at(1)), None, "the limit was changed");
-        assert!(decide(&counters, 1, &eventual(&other, 1), at(1)).is_some());
+        assert!(decide(&counters, 1, &other.take(1), at(1)).is_some());
     }
 
     #[test]
     fn the_reports_of_an_interval_are_spread_over_it() {
-        let (counters, limit) = (counters(), hourly(100));
-        let hit = eventual(&limit, 3);
+        let (counters, limit) = (counters(), eventual(100));
+        let hit = limit.take(3);
         // The highest bits of the identity select the shard.
         for identity in (0_u128..64).map(|shard| shard << 112) {
             merge(&counters, identity, &hit);
@@ -227,7 +213,7 @@ mod tests {
         }
         let sweep = |millis| {
             let calls = counters.sweep(at(millis));
-            assert!(calls.iter().all(|call| (call.action, call.hits) == (Action::Take, 3)));
+            assert!(calls.iter().all(|call| (call.hit.action, call.hit.cost) == (Action::Take, 3)));
             calls.iter().map(|call| call.identity >> 112).collect::<Vec<_>>()
         };
         assert_eq!(sweep(50), (0..16).collect::<Vec<_>>());
@@ -238,8 +224,8 @@ mod tests {
 
     #[test]
     fn a_counter_is_read_while_it_is_used_and_removed_when_it_is_idle() {
-        let (counters, limit) = (counters(), hourly(100));
-        let hit = eventual(&limit, 3);
+        let (counters, limit) = (counters(), eventual(100));
+        let hit = limit.take(3);
         let peek = Hit { action: Action::Peek, ..hit };
         let sweep = |millis| counters.sweep(at(millis));
         let finish = |call: &StoreCall, answer, millis| counters.finish_report(call, answer, at(millis), at(millis));
@@ -249,7 +235,7 @@ mod tests {
         assert_eq!(finish(report, Err(StoreError::Timeout), 200), 3, "the hits may not have been counted");
         assert_eq!(decide(&counters, 1, &peek, at(201)), Some((true, 94)));
         let read = &sweep(400)[0];
-        assert_eq!((read.action, read.hits), (Action::Peek, 0));
+        assert_eq!((read.hit.action, read.hit.cost), (Action::Peek, 0));
         assert_eq!(finish(read, Ok(outcome(&hit)), 400), 0);
         assert_eq!(decide(&counters, 1, &peek, at(401)), Some((true, 97)));
         assert_eq!(finish(&sweep(600)[0], Ok(outcome(&hit)), 600), 0);
@@ -260,13 +246,14 @@ mod tests {
 
     #[test]
     fn a_shutdown_reports_pending_hits_and_removes_all_counters() {
-        let (counters, limit) = (counters(), hourly(100));
-        let hit = eventual(&limit, 3);
+        let (counters, limit) = (counters(), eventual(100));
+        let hit = limit.take(3);
         for identity in [1, 2] {
             merge(&counters, identity, &hit);
         }
         decide(&counters, 2, &hit, at(1));
-        let calls: Vec<_> = counters.drain(at(2)).iter().map(|call| (call.identity, call.action, call.hits)).collect();
+        let drained = counters.drain(at(2));
+        let calls: Vec<_> = drained.iter().map(|call| (call.identity, call.hit.action, call.hit.cost)).collect();
         assert_eq!(calls, [(2, Action::Take, 3)]);
         assert!([1, 2].into_iter().all(|identity| decide(&counters, identity, &hit, at(2)).is_none()));
     }

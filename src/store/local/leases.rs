@@ -16,7 +16,7 @@ use super::{
 use crate::model_checker::hash;
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Decision, Micros},
-    store::{Grant, Hit, StepOutcome},
+    store::{Counter, Grant, Hit, StepOutcome},
 };
 
 /// Time without a take after which held hits are returned to the store.
@@ -59,10 +59,9 @@ pub(super) struct Leases {
 /// A hot counter with its lease.
 struct LeasedCounter {
     identity: u128,
-    key: Box<[u8]>,
-    per_second: bool,
-    /// Algorithm of the rule, and the algorithm with which its leases are taken ([`Algorithm::leasing`]).
-    algorithm: Algorithm,
+    /// The counter, with the algorithm of its rule.
+    counter: Counter,
+    /// The algorithm with which leases are taken ([`Algorithm::leasing`]).
     leasing: Algorithm,
     /// Interval in which the counter's demand is measured.
     interval: Duration,
@@ -123,10 +122,10 @@ impl Leases {
     }
 
     /// Takes a request's hits from leases, as far as they are covered.
-    pub(super) fn take(&self, hits: &[Hit<'_>], identities: &[u128], now: Duration) -> LeasePayments {
+    pub(super) fn take(&self, hits: &[Hit<&Counter>], identities: &[u128], now: Duration) -> LeasePayments {
         let mut result = LeasePayments::default();
         for (hit, identity) in hits.iter().zip(identities) {
-            let is_leased = hit.consistency == Consistency::Leased && !hit.action.releases();
+            let is_leased = hit.counter.consistency == Consistency::Leased && !hit.action.releases();
             let pay = |entity: &mut LeasedCounter| Some(entity.pay(hit, now, self.ttl, &mut result.calls));
             let payment = if is_leased { self.with_counter(*identity, hit, now, pay) } else { None };
             result.payments.push(payment.unwrap_or_default());
@@ -140,7 +139,7 @@ impl Leases {
     pub(super) fn restore(&self, identity: u128, rule: &Algorithm, payment: &LeasePayment) -> Option<StoreCall> {
         let taken_at = payment.taken_at.filter(|_| payment.hits > 0)?;
         let restore = |entity: &mut LeasedCounter| {
-            if entity.algorithm != *rule {
+            if entity.counter.algorithm != *rule {
                 return None;
             }
             let grant = payment.decision.and_then(|decision| decision.grant);
@@ -152,12 +151,12 @@ impl Leases {
     }
 
     /// Returns the call that acquires a lease after the store has allowed a hit, if a lease is worthwhile.
-    pub(super) fn consider_lease(&self, identity: u128, hit: &Hit<'_>, decision: &Decision) -> Option<StoreCall> {
+    pub(super) fn consider_lease(&self, identity: u128, hit: &Hit<&Counter>, decision: &Decision) -> Option<StoreCall> {
         if hit.action != Action::Take || !decision.allowed {
             return None;
         }
         let acquire = |entity: &mut LeasedCounter| {
-            let is_same = entity.algorithm == *hit.algorithm;
+            let is_same = entity.counter.algorithm == hit.counter.algorithm;
             is_same.then(|| entity.lease.begin_acquire(decision.remaining)).and_then(|hits| entity.take_call(hits))
         };
         self.entities.find(identity, acquire).flatten()
@@ -188,20 +187,21 @@ impl Leases {
         called_at: Duration,
     ) -> Option<StoreCall> {
         let complete = |entity: &mut LeasedCounter| {
-            if entity.leasing != call.algorithm {
+            if entity.leasing != call.hit.counter.algorithm {
                 return None;
             }
             let Some(outcome) = outcome else {
                 entity.lease.acquire_failed();
                 return Some(None);
             };
-            let unused = entity.lease.acquired(&entity.leasing, call.hits, outcome.clone(), called_at);
+            let unused = entity.lease.acquired(&entity.leasing, call.hit.cost, outcome.clone(), called_at);
             Some(unused.map(|unused| entity.return_call(&unused)))
         };
         self.entities.find(call.identity, complete).flatten().unwrap_or_else(|| {
             // The counter or its rule has changed, so the acquired hits cannot be used.
             let outcome = outcome.filter(|outcome| outcome.allowed)?;
-            Some(StoreCall { key: call.key.clone(), action: Action::RollBack(outcome.at), ..*call })
+            let hit = Hit { action: Action::RollBack(outcome.at), ..call.hit.clone() };
+            Some(StoreCall { identity: call.identity, hit })
         })
     }
 
@@ -235,7 +235,7 @@ impl Leases {
     pub(super) fn hashes(&self, number: impl Fn(u64) -> usize) -> Vec<u64> {
         let mut hashes = Vec::new();
         self.entities.retain(|entity| {
-            hashes.push(hash((&entity.key, entity.lease.fingerprint(&number))));
+            hashes.push(hash((&entity.counter.name, entity.lease.fingerprint(&number))));
             true
         });
         hashes
@@ -259,7 +259,7 @@ impl Leases {
     fn with_counter<R>(
         &self,
         identity: u128,
-        hit: &Hit<'_>,
+        hit: &Hit<&Counter>,
         now: Duration,
         act: impl FnOnce(&mut LeasedCounter) -> Option<R>,
     ) -> Option<R> {
@@ -267,13 +267,11 @@ impl Leases {
             if self.hot_counters.record(identity, hit.cost, now) < HOT_THRESHOLD {
                 return None;
             }
-            let leasing = hit.algorithm.leasing()?;
+            let leasing = hit.counter.algorithm.leasing()?;
             let lifetime = Duration::from_micros(leasing.lease_lifetime().get());
             Some(LeasedCounter {
                 identity,
-                key: hit.key.into(),
-                per_second: hit.per_second,
-                algorithm: *hit.algorithm,
+                counter: hit.counter.clone(),
                 leasing,
                 interval: (self.ttl / INTERVALS_PER_TTL).min(lifetime / INTERVALS_PER_LEASE),
                 lease: Lease::default(),
@@ -281,7 +279,7 @@ impl Leases {
         };
         let act = |entity: &mut LeasedCounter| {
             // A lease for the old rule is no longer used, so the sweep returns it as idle.
-            if entity.algorithm == *hit.algorithm { act(entity) } else { None }
+            if entity.counter.algorithm == hit.counter.algorithm { act(entity) } else { None }
         };
         self.entities.with_or_insert(identity, new, act).flatten()
     }
@@ -290,7 +288,7 @@ impl Leases {
 impl LeasedCounter {
     fn pay(
         &mut self,
-        hit: &Hit<'_>,
+        hit: &Hit<&Counter>,
         now: Duration,
         max_ttl: Duration,
         calls: &mut SmallVec<[StoreCall; 1]>,
@@ -310,86 +308,75 @@ impl LeasedCounter {
     }
 
     fn take_call(&self, hits: u64) -> Option<StoreCall> {
-        let Self { identity, per_second, leasing, .. } = *self;
-        (hits > 0).then(|| StoreCall {
-            identity,
-            key: self.key.clone(),
-            per_second,
-            algorithm: leasing,
-            action: Action::Take,
-            hits,
-        })
+        (hits > 0).then(|| self.call(Action::Take, hits))
     }
 
     fn return_idle(&mut self, now: Duration, idle_since: Duration) -> Option<StoreCall> {
-        let unused = self.lease.return_idle(&self.algorithm, now, idle_since)?;
+        let unused = self.lease.return_idle(&self.counter.algorithm, now, idle_since)?;
         Some(self.return_call(&unused))
     }
 
     fn return_call(&self, unused: &Return) -> StoreCall {
-        let Self { identity, per_second, leasing, .. } = *self;
-        let action = Action::RollBack(unused.taken_at);
-        StoreCall { identity, key: self.key.clone(), per_second, algorithm: leasing, action, hits: unused.hits }
+        self.call(Action::RollBack(unused.taken_at), unused.hits)
+    }
+
+    fn call(&self, action: Action, hits: u64) -> StoreCall {
+        let counter = Counter { algorithm: self.leasing, ..self.counter.clone() };
+        StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(counter, hits) } }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        algorithm::{MaxHits, Operation, State, fixed_window::FixedWindow, token_bucket::TokenBucket},
-        store::Hit,
-    };
+    use crate::algorithm::{MaxHits, State, fixed_window::FixedWindow, token_bucket::TokenBucket};
 
     #[test]
     fn restoring_a_payment_revokes_its_grant() {
         let leases = Leases::new(&Settings::default()).unwrap();
-        let rule: Algorithm = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
-        let hit = Hit { consistency: Consistency::Leased, demand: 5, ..Hit::take(b"k", &rule, 10) };
+        let counter = leased(FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap());
+        let hit = Hit { demand: 5, ..counter.take(10) };
         let take = || leases.take(&[hit], &[1], Duration::from_millis(1)).payments[0];
         assert!(take().decision.is_none(), "nothing is held yet");
         let decision = Decision { allowed: true, remaining: 990, ..Decision::default() };
         let call = leases.consider_lease(1, &hit, &decision).unwrap();
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = call.algorithm.step(&mut state, Operation { action: Action::Take, cost: call.hits, now: at });
+        let allowed = call.hit.counter.algorithm.step(&mut state, call.hit.operation(at));
         let outcome = StepOutcome { allowed, action: Action::Take, at, state };
         assert!(leases.complete(&call, Some(&outcome), Duration::from_millis(1)).is_none());
 
         let payment = take();
         let granted = payment.decision.and_then(|decision| decision.grant).map(|grant| grant.hits.get());
         assert_eq!((payment.hits, granted), (10, Some(5)));
-        assert!(leases.restore(1, &rule, &payment).is_none(), "the lease still exists");
-        let returned: Vec<u64> = leases.drain(Duration::from_millis(2)).iter().map(|call| call.hits).collect();
-        assert_eq!(returned, [call.hits]);
+        assert!(leases.restore(1, &counter.algorithm, &payment).is_none(), "the lease still exists");
+        let returned: Vec<u64> = leases.drain(Duration::from_millis(2)).iter().map(|call| call.hit.cost).collect();
+        assert_eq!(returned, [call.hit.cost]);
     }
 
     #[test]
     fn hits_acquired_for_a_changed_rule_are_rolled_back() {
         let leases = Leases::new(&Settings::default()).unwrap();
-        let rule: Algorithm = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
-        let call = StoreCall {
-            identity: 1,
-            key: Box::from(*b"k"),
-            per_second: true,
-            algorithm: rule,
-            action: Action::Take,
-            hits: 10,
-        };
+        let rule = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap();
+        let counter = Counter { per_second: true, ..Counter::new(b"k", rule) };
+        let call = StoreCall { identity: 1, hit: Hit::take(counter, 10) };
         let at = Micros::from_secs(1);
         let outcome = |allowed| StepOutcome { allowed, action: Action::Take, at, state: State::default() };
         let complete = |allowed| leases.complete(&call, Some(&outcome(allowed)), Duration::from_millis(1));
         let rollback = complete(true).unwrap();
-        let hit = rollback.hit();
-        assert_eq!((hit.action, hit.cost, hit.key, hit.per_second), (Action::RollBack(at), 10, b"k".as_slice(), true));
+        let Hit { action, cost, counter, .. } = rollback.hit;
+        assert_eq!(
+            (action, cost, &*counter.name, counter.per_second),
+            (Action::RollBack(at), 10, b"k".as_slice(), true)
+        );
         assert!(complete(false).is_none());
     }
 
-    fn leased(rule: &Algorithm, cost: u64) -> Hit<'_> {
-        Hit { consistency: Consistency::Leased, ..Hit::take(b"k", rule, cost) }
+    fn leased(rule: impl Into<Algorithm>) -> Counter {
+        Counter { consistency: Consistency::Leased, ..Counter::new(b"k", rule) }
     }
 
     /// Returns the call that acquires a lease after a hit that no lease covers.
-    fn acquire(leases: &Leases, hit: &Hit<'_>, allowed: bool, now: Duration) -> Option<StoreCall> {
+    fn acquire(leases: &Leases, hit: &Hit<&Counter>, allowed: bool, now: Duration) -> Option<StoreCall> {
         assert!(leases.take(&[*hit], &[1], now).payments[0].decision.is_none());
         let decision = Decision { allowed, remaining: 1_000, ..Decision::default() };
         leases.consider_lease(1, hit, &decision)
@@ -398,17 +385,17 @@ mod tests {
     #[test]
     fn only_allowed_takes_acquire_a_lease_and_only_if_it_is_needed() {
         let leases = Leases::new(&Settings::default()).unwrap();
-        let rule: Algorithm = FixedWindow::new(MaxHits::hard(10_000), Micros::from_secs(60), true).unwrap().into();
-        let (hit, now) = (leased(&rule, 10), Duration::from_millis(1));
+        let counter = leased(FixedWindow::new(MaxHits::hard(10_000), Micros::from_secs(60), true).unwrap());
+        let (hit, now) = (counter.take(10), Duration::from_millis(1));
         assert!(acquire(&leases, &hit, false, now).is_none());
         assert!(acquire(&leases, &Hit { action: Action::Peek, ..hit }, true, now).is_none());
         let call = acquire(&leases, &hit, true, now).unwrap();
-        assert_eq!(call.hits, 80);
+        assert_eq!(call.hit.cost, 80);
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = call.algorithm.step(&mut state, Operation { action: Action::Take, cost: 80, now: at });
+        let allowed = call.hit.counter.algorithm.step(&mut state, call.hit.operation(at));
         let outcome = StepOutcome { allowed, action: Action::Take, at, state };
         assert!(leases.complete(&call, Some(&outcome), now).is_none());
-        let paid = leases.take(&[leased(&rule, 1)], &[1], now);
+        let paid = leases.take(&[counter.take(1)], &[1], now);
         assert!(paid.payments[0].decision.is_some() && paid.calls.is_empty(), "more than half of the hits are held");
     }
 
@@ -420,13 +407,14 @@ mod tests {
             TokenBucket::new(1_000, Micros::from_secs(1), MaxHits::hard(1_000), false).unwrap().into();
         for (rule, hits, later) in [(window, 20, 125), (bucket, 40, 63)] {
             let leases = Leases::new(&Settings { ttl: Duration::from_secs(1), ..Settings::default() }).unwrap();
+            let counter = leased(rule);
             let acquire =
-                |cost, millis| acquire(&leases, &leased(&rule, cost), true, Duration::from_millis(millis)).unwrap();
+                |cost, millis| acquire(&leases, &counter.take(cost), true, Duration::from_millis(millis)).unwrap();
             let failed = acquire(hits, 0);
-            assert_eq!(failed.hits, 4 * hits);
+            assert_eq!(failed.hit.cost, 4 * hits);
             assert!(leases.complete(&failed, None, Duration::ZERO).is_none());
             // The average of earlier intervals is 10 hits now, and this one has only one hit.
-            assert_eq!(acquire(1, later).hits, 4 * 10, "{rule:?}");
+            assert_eq!(acquire(1, later).hit.cost, 4 * 10, "{rule:?}");
         }
     }
 }

@@ -83,9 +83,9 @@ impl Metrics {
 
     /// Counts the hits of a completed lease call, if the store accepted the call.
     pub(super) fn add_store_call(&self, worker: WorkerId, call: &StoreCall, outcome: Option<&StepOutcome>) {
-        let counter = if call.action.releases() { &self.returned_hits } else { &self.leased_hits };
+        let counter = if call.hit.action.releases() { &self.returned_hits } else { &self.leased_hits };
         if outcome.is_some_and(|outcome| outcome.allowed) {
-            counter.add(worker, call.hits);
+            counter.add(worker, call.hit.cost);
         }
     }
 

@@ -35,16 +35,17 @@ use smallvec::SmallVec;
 use tokio::time::Instant;
 
 use self::{
-    deny_cache::{CachedDenials, DenyCache, Lookup, Lookups},
+    deny_cache::{CachedDenial, CachedDenials, DenyCache, Lookups},
     eventual_counters::EventualCounters,
     leases::{LeaseDecision, LeasePayment, LeasePayments, Leases},
     store_call::StoreCall,
 };
 use super::{
-    Charge, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, Store, StoreError, identity::Secret,
+    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, Store, StoreError,
+    identity::Secret, next_answer, only_answer,
 };
 use crate::{
-    algorithm::{Consistency, Decision, Micros},
+    algorithm::{Consistency, Decision, Micros, State},
     metrics::WorkerId,
 };
 
@@ -103,8 +104,8 @@ impl Shared {
         })
     }
 
-    fn identity(&self, hit: &Hit<'_>) -> u128 {
-        self.identity_of(hit.key, hit.per_second)
+    fn identity(&self, hit: &Hit<&Counter>) -> u128 {
+        self.identity_of(&hit.counter.name, hit.counter.per_second)
     }
 
     /// Returns the hash of a counter's name. `per_second` separates counters of the same name in the two stores.
@@ -138,17 +139,6 @@ impl<S> Local<S> {
     }
 }
 
-impl Local<super::Redis> {
-    /// Deletes a counter in the store and in the deny cache, and returns whether it existed in the store.
-    pub(super) async fn delete(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
-        let existed = self.store.delete(key, per_second).await?;
-        if let Some(deny_cache) = &self.shared.deny_cache {
-            deny_cache.invalidate(self.shared.identity_of(key, per_second));
-        }
-        Ok(existed)
-    }
-}
-
 /// Time of a call by the service's clock (`now`) and by the instance's [`Clock`] (`local`).
 #[derive(Clone, Copy)]
 struct CallTime {
@@ -157,22 +147,52 @@ struct CallTime {
 }
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
-    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> HitDecisions {
+    async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
         let time = CallTime { now, local: self.shared.clock.now(now) };
         match &self.shared.eventual_counters {
-            Some(counters) if hits.iter().any(|hit| hit.consistency == Consistency::Eventual) => {
+            Some(counters) if hits.iter().any(|hit| hit.counter.consistency == Consistency::Eventual) => {
                 self.apply_eventual(counters, hits, charge, time).await
             }
             _ => self.apply_leased(hits, charge, time).await,
         }
     }
+
+    /// Reads the shared counter, not this instance's cache, lease or eventual counter.
+    async fn read(&self, counter: &Counter, now: Micros) -> Result<(State, Micros), StoreError> {
+        let outcome = only_answer(self.store.step(&[counter.take(1).peek()], Charge::Each, now).await)?;
+        Ok((outcome.state, outcome.at))
+    }
+
+    /// Deletes a counter in the store and in the deny cache, and returns whether it existed in the store.
+    async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        let existed = self.store.delete(name, per_second).await?;
+        if let Some(deny_cache) = &self.shared.deny_cache {
+            deny_cache.invalidate(self.shared.identity_of(name, per_second));
+        }
+        Ok(existed)
+    }
+
+    fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64 {
+        let Some(leases) = &self.shared.leases else {
+            return 0;
+        };
+        let identity = self.shared.identity_of(&counter.name, counter.per_second);
+        let Some((used, returned, rollback)) = leases.report(identity, id, used, self.shared.clock.now(now)) else {
+            return 0;
+        };
+        self.shared.metrics.add_grant_report(self.worker, used, returned);
+        if let Some(rollback) = rollback {
+            self.spawn_call(rollback, now);
+        }
+        used
+    }
 }
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides hits from leases, the deny cache or the store.
-    async fn apply_leased(&self, hits: &[Hit<'_>], charge: Charge, time: CallTime) -> HitDecisions {
+    async fn apply_leased(&self, hits: &[Hit<&Counter>], charge: Charge, time: CallTime) -> HitDecisions {
         match &self.shared.leases {
-            Some(leases) if hits.iter().any(|hit| hit.consistency == Consistency::Leased) => {
+            Some(leases) if hits.iter().any(|hit| hit.counter.consistency == Consistency::Leased) => {
                 let payments = self.take_from_leases(leases, hits, time);
                 if let Some(all) = payments.iter().map(|payment| payment.decision.map(from_lease)).collect() {
                     return all;
@@ -184,7 +204,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     }
 
     /// Takes hits from leases as far as they cover them, and starts the calls that refill the leases.
-    fn take_from_leases(&self, leases: &Leases, hits: &[Hit<'_>], time: CallTime) -> SmallVec<[LeasePayment; 2]> {
+    fn take_from_leases(&self, leases: &Leases, hits: &[Hit<&Counter>], time: CallTime) -> SmallVec<[LeasePayment; 2]> {
         let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
         let LeasePayments { payments, calls } = leases.take(hits, &identities, time.local);
         calls.into_iter().for_each(|call| self.spawn_call(call, time.now));
@@ -202,30 +222,31 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     async fn apply_unpaid(
         &self,
         leases: &Leases,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         payments: SmallVec<[LeasePayment; 2]>,
         charge: Charge,
         time: CallTime,
     ) -> HitDecisions {
         let unpaid = hits.iter().zip(&payments).filter(|(_, payment)| payment.decision.is_none());
-        let remaining: SmallVec<[Hit<'_>; 2]> =
+        let remaining: SmallVec<[Hit<&Counter>; 2]> =
             unpaid.map(|(hit, payment)| Hit { cost: hit.cost - payment.hits, ..*hit }).collect();
         let decisions = self.apply_with_deny_cache(&remaining, charge, time).await;
-        let is_denied = |(hit, decision): (&Hit<'_>, &Result<HitDecision, StoreError>)| hit.is_denied_by(decision);
+        let is_denied =
+            |(hit, decision): (&Hit<&Counter>, &Result<HitDecision, StoreError>)| hit.is_denied_by(decision);
         let is_blocked = charge == Charge::All && remaining.iter().zip(&decisions).any(is_denied);
         let mut decisions = decisions.into_iter();
-        let decide = |(hit, payment): (&Hit<'_>, LeasePayment)| {
+        let decide = |(hit, payment): (&Hit<&Counter>, LeasePayment)| {
             let identity = self.shared.identity(hit);
             let decision = match payment.decision {
                 Some(decision) if is_blocked => from_lease(decision.rolled_back(payment.hits)),
                 Some(decision) => from_lease(decision),
-                None => decisions.next().unwrap_or(Err(StoreError::Rejected)),
+                None => next_answer(&mut decisions),
             };
             if is_blocked || !decision.is_ok_and(|hit| hit.decision.allowed) {
-                let rollback = leases.restore(identity, hit.algorithm, &payment);
+                let rollback = leases.restore(identity, &hit.counter.algorithm, &payment);
                 rollback.into_iter().for_each(|call| self.spawn_call(call, time.now));
             }
-            if payment.decision.is_none() && hit.consistency == Consistency::Leased {
+            if payment.decision.is_none() && hit.counter.consistency == Consistency::Leased {
                 let call = decision.ok().and_then(|decided| leases.consider_lease(identity, hit, &decided.decision));
                 call.into_iter().for_each(|call| self.spawn_call(call, time.now));
             }
@@ -249,7 +270,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         };
         let called_at = self.shared.clock.now(now);
         let outcome = self.execute(&call, now).await;
-        if !call.action.releases()
+        if !call.hit.action.releases()
             && let Some(rollback) = leases.complete(&call, outcome.as_ref(), called_at)
         {
             self.execute(&rollback, now).await;
@@ -257,23 +278,12 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     }
 
     async fn execute(&self, call: &StoreCall, now: Micros) -> Option<StepOutcome> {
-        let outcome = self.store.step(&[call.hit()], Charge::Each, now).await.pop().and_then(Result::ok);
+        let outcome = only_answer(self.store.step(&[call.hit.borrowed()], Charge::Each, now).await).ok();
         self.shared.metrics.add_store_call(self.worker, call, outcome.as_ref());
-        if let Some(deny_cache) = self.shared.deny_cache.as_ref().filter(|_| call.action.releases()) {
+        if let Some(deny_cache) = self.shared.deny_cache.as_ref().filter(|_| call.hit.action.releases()) {
             deny_cache.invalidate(call.identity);
         }
         outcome
-    }
-
-    /// Finishes a grant, as [`AnyStore::report`](super::AnyStore::report) describes.
-    pub fn report(&self, hit: &Hit<'_>, id: u64, used: u64, now: Micros) -> u64 {
-        let local_now = self.shared.clock.now(now);
-        let leases = self.shared.leases.as_ref();
-        let report = leases.and_then(|leases| leases.report(self.shared.identity(hit), id, used, local_now));
-        let (used, returned, rollback) = report.unwrap_or_default();
-        self.shared.metrics.add_grant_report(self.worker, used, returned);
-        rollback.into_iter().for_each(|call| self.spawn_call(call, now));
-        used
     }
 
     /// Returns idle leases to the store, and reports the hits of eventual counters. Must be called periodically.
@@ -311,7 +321,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     }
 
     /// Decides hits from the deny cache or in the store.
-    async fn apply_with_deny_cache(&self, hits: &[Hit<'_>], charge: Charge, time: CallTime) -> HitDecisions {
+    async fn apply_with_deny_cache(&self, hits: &[Hit<&Counter>], charge: Charge, time: CallTime) -> HitDecisions {
         let Some(deny_cache) = &self.shared.deny_cache else {
             let outcomes = self.store.step(hits, charge, time.now).await;
             return hits.iter().zip(outcomes).map(|(hit, outcome)| Ok(outcome?.explain(hit).into())).collect();
@@ -324,8 +334,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
                 self.shared.metrics.add_deny_cache_denials(self.worker, 1);
                 return std::iter::once(from_deny_cache(decision)).collect();
             }
-            let outcome = self.store.step(hits, charge, time.now).await.pop();
-            let outcome = outcome.unwrap_or(Err(StoreError::Rejected));
+            let outcome = only_answer(self.store.step(hits, charge, time.now).await);
             let decision = outcome.map(|outcome| deny_cache.learn(hit, lookup, outcome, time.local).into());
             return std::iter::once(decision).collect();
         }
@@ -335,17 +344,18 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     async fn apply_several(
         &self,
         deny_cache: &DenyCache,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         charge: Charge,
         time: CallTime,
     ) -> HitDecisions {
         let lookups: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.shared.identity(hit))).collect();
-        let cached = deny_cache.cached(hits, &lookups, time.local);
-        self.shared.metrics.add_deny_cache_denials(self.worker, cached.iter().flatten().count() as u64);
-        if let Some(all) = cached.iter().map(|decision| decision.map(from_deny_cache)).collect() {
+        let cached = deny_cache.cached(hits, lookups, time.local);
+        let denials = || cached.iter().map(|cached| cached.denial);
+        self.shared.metrics.add_deny_cache_denials(self.worker, denials().flatten().count() as u64);
+        if let Some(all) = denials().map(|denial| denial.map(from_deny_cache)).collect() {
             return all;
         }
-        self.apply_uncached(deny_cache, hits, (lookups, cached), charge, time).await
+        self.apply_uncached(deny_cache, cached, charge, time).await
     }
 
     /// Decides the hits without a cached denial in the store.
@@ -354,28 +364,30 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     async fn apply_uncached(
         &self,
         deny_cache: &DenyCache,
-        hits: &[Hit<'_>],
-        (lookups, cached): (Lookups, CachedDenials),
+        cached: CachedDenials<'_>,
         charge: Charge,
         time: CallTime,
     ) -> HitDecisions {
-        let is_blocked = hits.iter().zip(&cached).any(|(hit, cached)| hit.blocks_on_denial && cached.is_some());
+        let is_blocked = cached.iter().any(|cached| cached.hit.blocks.on_denial() && cached.denial.is_some());
         let peek_only = charge == Charge::All && is_blocked;
-        let mut uncached: SmallVec<[Hit<'_>; 2]> =
-            hits.iter().zip(&cached).filter(|(_, cached)| cached.is_none()).map(|(hit, _)| *hit).collect();
-        for hit in uncached.iter_mut().filter(|_| peek_only) {
-            *hit = hit.peek();
-        }
         let charge = if peek_only { Charge::Each } else { charge };
-        let mut outcomes = self.store.step(&uncached, charge, time.now).await.into_iter();
-        let decide = |((hit, lookup), cached): ((&Hit<'_>, Lookup), Option<Decision>)| match cached {
-            Some(decision) => from_deny_cache(decision),
-            None => {
-                let outcome = outcomes.next().unwrap_or(Err(StoreError::Rejected))?;
-                Ok(deny_cache.learn(hit, lookup, outcome, time.local).into())
+        let mut uncached = SmallVec::<[Hit<&Counter>; 2]>::new();
+        for CachedDenial { hit, denial, .. } in &cached {
+            if denial.is_none() {
+                uncached.push(if peek_only { hit.peek() } else { *hit });
             }
-        };
-        hits.iter().zip(lookups).zip(cached).map(decide).collect()
+        }
+        let mut outcomes = self.store.step(&uncached, charge, time.now).await.into_iter();
+        let mut decisions = HitDecisions::new();
+        for CachedDenial { hit, lookup, denial } in cached {
+            decisions.push(match denial {
+                Some(decision) => from_deny_cache(decision),
+                None => {
+                    next_answer(&mut outcomes).map(|outcome| deny_cache.learn(&hit, lookup, outcome, time.local).into())
+                }
+            });
+        }
+        decisions
     }
 }
 

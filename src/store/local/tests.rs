@@ -25,12 +25,16 @@ fn hourly(limit: u64) -> Algorithm {
     FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(3_600), false).unwrap().into()
 }
 
-fn eventual<'a>(key: &'a [u8], limit: &'a Algorithm, cost: u64) -> Hit<'a> {
-    Hit { consistency: Consistency::Eventual, ..Hit::take(key, limit, cost) }
+fn exact(key: &[u8], limit: &Algorithm, cost: u64) -> Hit {
+    Hit::take(Counter::new(key, *limit), cost)
 }
 
-fn leased<'a>(key: &'a [u8], limit: &'a Algorithm, cost: u64) -> Hit<'a> {
-    Hit { consistency: Consistency::Leased, ..Hit::take(key, limit, cost) }
+fn eventual(key: &[u8], limit: &Algorithm, cost: u64) -> Hit {
+    Hit::take(Counter { consistency: Consistency::Eventual, ..Counter::new(key, *limit) }, cost)
+}
+
+fn leased(key: &[u8], limit: &Algorithm, cost: u64) -> Hit {
+    Hit::take(Counter { consistency: Consistency::Leased, ..Counter::new(key, *limit) }, cost)
 }
 
 /// A store whose clock is that of the caller.
@@ -65,36 +69,40 @@ impl Remote {
     }
 }
 
-fn describe(hit: &Hit<'_>) -> String {
+fn describe(hit: &Hit<&Counter>) -> String {
     let action = match hit.action {
         Action::Take => "take",
         Action::Peek => "peek",
         Action::Refund => "refund",
         Action::RollBack(_) => "roll back",
     };
-    format!("{action} {} of {}", hit.cost, String::from_utf8_lossy(hit.key))
+    format!("{action} {} of {}", hit.cost, String::from_utf8_lossy(&hit.counter.name))
 }
 
 impl CounterStore for Remote {
-    async fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> StepOutcomes {
+    async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
         let mut contents = self.lock();
         contents.calls.push(hits.iter().map(describe).collect::<Vec<_>>().join(", "));
         if let Some(error) = contents.failure {
             return hits.iter().map(|_| Err(error)).collect();
         }
-        let step = |states: &mut States, hit: &Hit<'_>, action: Action| {
-            let state = states.entry((hit.key.to_vec(), hit.per_second)).or_default();
-            let allowed = hit.algorithm.step(state, Operation { action, cost: hit.cost, now });
+        let step = |states: &mut States, hit: &Hit<&Counter>, action: Action| {
+            let state = states.entry((hit.counter.name.clone(), hit.counter.per_second)).or_default();
+            let allowed = hit.counter.algorithm.step(state, Operation { action, cost: hit.cost, now });
             StepOutcome { allowed, action, at: now, state: state.clone() }
         };
         let mut preview = contents.states.clone();
         let is_denied = charge == Charge::All
-            && hits.iter().any(|hit| hit.blocks_on_denial && !step(&mut preview, hit, hit.action).allowed);
-        let action = |hit: &Hit<'_>| match hit.action {
+            && hits.iter().any(|hit| hit.blocks.on_denial() && !step(&mut preview, hit, hit.action).allowed);
+        let action = |hit: &Hit<&Counter>| match hit.action {
             Action::Take if is_denied => Action::Peek,
             action => action,
         };
         hits.iter().map(|hit| Ok(step(&mut contents.states, hit, action(hit)))).collect()
+    }
+
+    async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        Ok(self.lock().states.remove(&(name.to_vec(), per_second)).is_some())
     }
 }
 
@@ -116,8 +124,9 @@ impl Instance {
     }
 
     /// Decides hits, and lets the calls in the background end.
-    async fn apply(&self, hits: &[Hit<'_>], charge: Charge, millis: u64) -> Vec<Summary> {
-        let decisions = self.local.apply(hits, charge, at(millis)).await;
+    async fn apply(&self, hits: &[Hit], charge: Charge, millis: u64) -> Vec<Summary> {
+        let hits: Vec<_> = hits.iter().map(Hit::borrowed).collect();
+        let decisions = self.local.apply(&hits, charge, at(millis)).await;
         finish_background_calls().await;
         let summary = |HitDecision { decision, decider, .. }: HitDecision| {
             (decider, decision.allowed, [decision.remaining, decision.used])
@@ -125,7 +134,7 @@ impl Instance {
         decisions.into_iter().map(|decision| summary(decision.unwrap())).collect()
     }
 
-    async fn apply_one(&self, hit: Hit<'_>, millis: u64) -> Summary {
+    async fn apply_one(&self, hit: Hit, millis: u64) -> Summary {
         self.apply(&[hit], Charge::Each, millis).await[0]
     }
 
@@ -193,8 +202,7 @@ async fn each_hit_of_a_request_has_the_decision_of_its_own_counter() {
     let (instance, limits) = (Instance::new(), [hourly(50), hourly(100), hourly(30)]);
     instance.apply_one(eventual(b"known", &limits[1], 10), 0).await;
     instance.store.calls();
-    let hits =
-        [Hit::take(b"exact", &limits[0], 1), eventual(b"known", &limits[1], 2), eventual(b"unknown", &limits[2], 3)];
+    let hits = [exact(b"exact", &limits[0], 1), eventual(b"known", &limits[1], 2), eventual(b"unknown", &limits[2], 3)];
     let decisions = instance.apply(&hits, Charge::Each, 1).await;
     assert_eq!(
         decisions,
@@ -206,8 +214,8 @@ async fn each_hit_of_a_request_has_the_decision_of_its_own_counter() {
 #[tokio::test]
 async fn eventual_and_exact_hits_are_charged_together_or_not_at_all() {
     let (instance, limits) = (Instance::new(), [hourly(3), hourly(10)]);
-    let hits = |exact, cost| [Hit::take(b"exact", &limits[0], exact), eventual(b"local", &limits[1], cost)];
-    let apply = async |exact, cost| instance.apply(&hits(exact, cost), Charge::All, 0).await;
+    let hits = |taken, cost| [exact(b"exact", &limits[0], taken), eventual(b"local", &limits[1], cost)];
+    let apply = async |taken, cost| instance.apply(&hits(taken, cost), Charge::All, 0).await;
     let (store, local) = (Decider::Store, Decider::Eventual);
     assert_eq!(apply(1, 4).await, [(store, true, [2, 1]), (local, true, [6, 4])]);
     assert_eq!(instance.store.calls(), ["peek 4 of local", "take 1 of exact"]);
@@ -254,17 +262,17 @@ async fn every_granted_hit_is_counted_as_reported_returned_or_unreported() {
     let (instance, limit) = (Instance::new(), hourly(1_000));
     instance.lease(b"hot", &limit).await;
     let hit = Hit { demand: 8, ..leased(b"hot", &limit, 1) };
-    let grant = async |hit: Hit<'_>, millis| {
-        let decision = instance.local.apply(&[hit], Charge::Each, at(millis)).await[0].unwrap();
+    let grant = async |hit: Hit, millis| {
+        let decision = instance.local.apply(&[hit.borrowed()], Charge::Each, at(millis)).await[0].unwrap();
         assert_eq!(decision.decider, Decider::Lease);
         decision.grant
     };
-    assert_eq!(grant(Hit { action: Action::Peek, ..hit }, 1).await, None, "a peek receives no grant");
-    let first = grant(hit, 1).await.unwrap();
+    assert_eq!(grant(hit.clone().peek(), 1).await, None, "a peek receives no grant");
+    let first = grant(hit.clone(), 1).await.unwrap();
     assert_eq!(first.hits.get(), 8);
-    let report = |used| instance.local.report(&hit, first.id, used, at(2));
+    let report = |used| instance.local.report(&hit.counter, first.id, used, at(2));
     assert_eq!((report(5), report(5)), (5, 0), "a grant is reported once");
-    let second = grant(hit, 3).await.unwrap();
+    let second = grant(hit.clone(), 3).await.unwrap();
     assert_eq!((second.hits.get(), second.ttl), (8, Micros::from_secs(1)));
     instance.local.sweep(at(2_003)).await;
     instance.local.sweep(at(2_004)).await;
@@ -284,7 +292,7 @@ async fn every_granted_hit_is_counted_as_reported_returned_or_unreported() {
 async fn a_denied_request_takes_nothing_from_a_lease() {
     let (instance, limits) = (Instance::new(), [hourly(1_000), hourly(5)]);
     instance.lease(b"hot", &limits[0]).await;
-    let hits = |cost, exact| [leased(b"hot", &limits[0], cost), Hit::take(b"exact", &limits[1], exact)];
+    let hits = |cost, taken| [leased(b"hot", &limits[0], cost), exact(b"exact", &limits[1], taken)];
     let (store, lease) = (Decider::Store, Decider::Lease);
     let decisions = instance.apply(&hits(2, 1), Charge::All, 1).await;
     assert_eq!(decisions, [(lease, true, [990, 10]), (store, true, [4, 1])]);
@@ -300,12 +308,12 @@ async fn a_denied_request_takes_nothing_from_a_lease() {
 #[tokio::test]
 async fn an_exact_hit_acquires_no_lease_for_its_counter() {
     let (instance, limit) = (Instance::new(), hourly(1_000));
-    let _ = instance.local.apply(&[leased(b"a", &limit, 8)], Charge::Each, at(0)).await;
+    let _ = instance.local.apply(&[leased(b"a", &limit, 8).borrowed()], Charge::Each, at(0)).await;
     instance.store.lock().failure = Some(StoreError::Timeout);
     finish_background_calls().await;
     instance.store.lock().failure = None;
     assert_eq!(instance.store.calls(), ["take 32 of a", "take 8 of a"]);
-    instance.apply(&[Hit::take(b"a", &limit, 1), leased(b"b", &limit, 1)], Charge::Each, 1).await;
+    instance.apply(&[exact(b"a", &limit, 1), leased(b"b", &limit, 1)], Charge::Each, 1).await;
     assert_eq!(instance.store.calls(), ["take 1 of a, take 1 of b"]);
     instance.apply_one(leased(b"a", &limit, 1), 1).await;
     assert_eq!(instance.store.calls(), ["take 1 of a", "take 36 of a"]);
@@ -314,7 +322,7 @@ async fn an_exact_hit_acquires_no_lease_for_its_counter() {
 #[tokio::test]
 async fn a_denial_is_answered_from_memory_until_its_maximum_age() {
     let (instance, limit) = (Instance::new(), hourly(5));
-    let take = |key, cost| Hit::take(key, &limit, cost);
+    let take = |key, cost| exact(key, &limit, cost);
     let (store, deny_cache) = (Decider::Store, Decider::DenyCache);
     assert_eq!(instance.apply_one(take(b"full", 5), 0).await, (store, true, [0, 5]));
     assert_eq!(instance.apply_one(take(b"full", 1), 1).await, (store, false, [0, 5]));
@@ -343,8 +351,8 @@ async fn counters_of_other_names_and_of_the_other_store_are_not_denied() {
     for name in 0..64 {
         let key = format!("user{name}").into_bytes();
         for per_second in [false, true] {
-            let hit = Hit { per_second, ..Hit::take(&key, &limit, 1) };
-            assert_eq!(instance.apply_one(hit, 0).await, (Decider::Store, true, [0, 1]), "{name} {per_second}");
+            let hit = Hit::take(Counter { per_second, ..Counter::new(&*key, limit) }, 1);
+            assert_eq!(instance.apply_one(hit.clone(), 0).await, (Decider::Store, true, [0, 1]), "{name} {per_second}");
             assert_eq!(instance.apply_one(hit, 0).await, (Decider::Store, false, [0, 1]), "{name} {per_second}");
         }
     }
@@ -366,8 +374,8 @@ async fn a_store_in_redis_includes_the_local_counters() {
     let (counters, limit) = (shared.eventual_counters.as_ref().unwrap(), hourly(100));
     let (hit, now) = (eventual(b"k", &limit, 0), Clock::Caller.now(at(0)));
     let outcome = StepOutcome { allowed: true, action: Action::Take, at: at(0), state: State::default() };
-    let merge = || counters.merge(7, &hit, &outcome, now, now);
-    let is_known = || counters.decide(7, &hit, now).is_some();
+    let merge = || counters.merge(7, &hit.borrowed(), &outcome, now, now);
+    let is_known = || counters.decide(7, &hit.borrowed(), now).is_some();
     merge();
     assert!(is_known());
     store.sweep(at(401)).await;

@@ -14,7 +14,10 @@ mod changes;
 mod hash;
 mod shard;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    borrow::Borrow,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,7 +26,7 @@ use smallvec::SmallVec;
 pub use self::changes::Change;
 use self::{hash::Hash, shard::Shard};
 use super::{
-    Charge, Hit, HitDecisions,
+    Charge, Counter, Hit, HitDecision, HitDecisions, Store, StoreError,
     identity::{CounterDigest, Digests, Secret},
     pending::PendingHits,
 };
@@ -119,35 +122,37 @@ impl Memory {
         }
     }
 
+    /// Decides one hit. The call blocks only for the lock of its shard.
+    pub fn decide<C: Borrow<Counter>>(&self, hit: &Hit<C>, now: Micros) -> HitDecision {
+        let counter = hit.counter.borrow();
+        let hash = self.identity(&counter.name);
+        self.lock(shard_of(hash)).apply(Hash::new(hash), &counter.algorithm, hit.operation(now)).into()
+    }
+
     /// Decides all hits. The call blocks only for the locks of their shards.
-    pub fn apply(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> HitDecisions {
+    pub fn decide_all(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
         if charge == Charge::All {
-            return self.apply_all(hits, now);
+            return self.decide_together(hits, now);
         }
-        hits.iter()
-            .map(|hit| {
-                let hash = self.identity(hit.key);
-                Ok(self.lock(shard_of(hash)).apply(Hash::new(hash), hit.algorithm, hit.operation(now)).into())
-            })
-            .collect()
+        hits.iter().map(|hit| Ok(self.decide(hit, now))).collect()
     }
 
     /// Decides all hits under [`Charge::All`]. The shards are locked in ascending order, which prevents deadlocks.
-    fn apply_all(&self, hits: &[Hit<'_>], now: Micros) -> HitDecisions {
-        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.identity(hit.key)).collect();
+    fn decide_together(&self, hits: &[Hit<&Counter>], now: Micros) -> HitDecisions {
+        let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.identity(&hit.counter.name)).collect();
         let mut shards: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
         shards.sort_unstable();
         shards.dedup();
         let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> = shards.iter().map(|shard| self.lock(*shard)).collect();
-        let mut decide = |hit: &Hit<'_>, hash: u128, operation: Operation| {
+        let mut decide = |hit: &Hit<&Counter>, hash: u128, operation: Operation| {
             let index = shards.binary_search(&shard_of(hash)).unwrap_or_default();
-            locked[index].apply(Hash::new(hash), hit.algorithm, operation)
+            locked[index].apply(Hash::new(hash), &hit.counter.algorithm, operation)
         };
-        let is_denied = hits.iter().zip(&hashes).filter(|(hit, _)| hit.blocks_on_denial).any(|(hit, hash)| {
+        let is_denied = hits.iter().zip(&hashes).filter(|(hit, _)| hit.blocks.on_denial()).any(|(hit, hash)| {
             let peek = Operation { action: Action::Peek, ..hit.operation(now) };
             !decide(hit, *hash, peek).allowed
         });
-        let final_operation = |hit: &Hit<'_>| match hit.operation(now) {
+        let final_operation = |hit: &Hit<&Counter>| match hit.operation(now) {
             operation @ Operation { action: Action::Take, .. } if is_denied => {
                 Operation { action: Action::Peek, ..operation }
             }
@@ -278,6 +283,25 @@ impl Memory {
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves the shard consistent, because the state is written last.
         self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store for Memory {
+    async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
+        self.decide_all(hits, charge, now)
+    }
+
+    async fn read(&self, counter: &Counter, now: Micros) -> Result<(State, Micros), StoreError> {
+        Ok((self.state(&counter.name), now))
+    }
+
+    async fn delete(&self, name: &[u8], _: bool) -> Result<bool, StoreError> {
+        Ok(self.delete(name))
+    }
+
+    /// There are no grants: a decision in memory costs less than the report about one.
+    fn report(&self, _: &Counter, _: u64, _: u64, _: Micros) -> u64 {
+        0
     }
 }
 

@@ -9,8 +9,8 @@ fn algorithm(limit: u64, seconds: u64) -> Algorithm {
 }
 
 fn take(memory: &Memory, key: &str, algorithm: &Algorithm, second: u64) -> bool {
-    let hit = Hit::take(key.as_bytes(), algorithm, 1);
-    memory.apply(&[hit], Charge::Each, Micros::from_secs(second))[0].unwrap().decision.allowed
+    let counter = Counter::new(key, *algorithm);
+    memory.decide(&counter.take(1), Micros::from_secs(second)).decision.allowed
 }
 
 #[test]
@@ -31,9 +31,8 @@ fn long_states_count_by_their_size() {
     let day = Micros::from_secs(86_400);
     let log: Algorithm = SlidingLog::new(MaxHits::hard(1_000), day, Micros::ZERO, false).unwrap().into();
     for user in 0..500 {
-        let key = format!("user{user}");
-        let hit = Hit::take(key.as_bytes(), &log, 1_000);
-        assert!(memory.apply(&[hit], Charge::Each, day)[0].unwrap().decision.allowed);
+        let counter = Counter::new(format!("user{user}"), log);
+        assert!(memory.decide(&counter.take(1_000), day).decision.allowed);
     }
     // Each log has 7 kB, in the memory of 4,000 counters of 36 bytes. A shard holds at least one counter.
     let usage = memory.usage();
@@ -60,10 +59,13 @@ fn a_deleted_counter_starts_again() {
 #[test]
 fn under_charge_all_every_hit_is_counted_or_none() {
     let memory = Memory::new(&Settings { max_counters: 100 });
-    let (few, many) = (algorithm(2, 3_600), algorithm(10, 3_600));
-    let hits = [Hit::take(b"many", &many, 1), Hit::take(b"few", &few, 1)];
+    let (few, many) = (Counter::new("few", algorithm(2, 3_600)), Counter::new("many", algorithm(10, 3_600)));
+    let hits = [many.take(1), few.take(1)];
     let apply = || {
-        memory.apply(&hits, Charge::All, Micros::from_secs(1)).into_iter().map(|decision| decision.unwrap().decision)
+        memory
+            .decide_all(&hits, Charge::All, Micros::from_secs(1))
+            .into_iter()
+            .map(|decision| decision.unwrap().decision)
     };
     let decisions: Vec<_> =
         (0..4).flat_map(|_| apply()).map(|decision| (decision.allowed, decision.remaining)).collect();
@@ -212,10 +214,10 @@ fn reclaim_empties_an_idle_store_in_steps() {
 #[test]
 fn peeks_and_refunds_of_unknown_counters_create_no_counter() {
     let memory = Memory::new(&Settings::default());
-    let rule = algorithm(1, 60);
+    let counter = Counter::new("unknown", algorithm(1, 60));
     for action in [Action::Peek, Action::Refund] {
-        let hit = Hit { action, ..Hit::take(b"unknown", &rule, 1) };
-        assert!(memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().decision.allowed);
+        let hit = Hit { action, ..counter.take(1) };
+        assert!(memory.decide(&hit, Micros::from_secs(60)).decision.allowed);
     }
     assert_eq!(memory.usage().counters, 0);
 }
@@ -235,9 +237,8 @@ fn concurrent_callers_of_one_counter_share_its_limit_exactly() {
 #[test]
 fn a_denied_take_of_an_unknown_counter_creates_no_counter() {
     let memory = Memory::new(&Settings::default());
-    let rule: Algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), false).unwrap().into();
-    let hit = Hit::take(b"unknown", &rule, 2);
-    assert!(!memory.apply(&[hit], Charge::Each, Micros::from_secs(60))[0].unwrap().decision.allowed);
+    let rule = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), false).unwrap();
+    assert!(!memory.decide(&Counter::new("unknown", rule).take(2), Micros::from_secs(60)).decision.allowed);
     assert_eq!(memory.usage().counters, 0);
 }
 
@@ -248,7 +249,7 @@ fn the_state_of_a_counter_contains_its_hits() {
     for rule in [algorithm(100, 60), log.into()] {
         let (key, now) = (rule.name().as_bytes(), Micros::from_secs(60));
         assert!(memory.state(key).is_empty());
-        memory.apply(&[Hit::take(key, &rule, 30)], Charge::Each, now);
+        memory.decide(&Counter::new(key, rule).take(30), now);
         let peek = Operation { action: Action::Peek, cost: 0, now };
         assert_eq!(rule.explain(&memory.state(key), peek, true).used, 30);
     }

@@ -30,7 +30,7 @@ use super::{
 use crate::{
     algorithm::Micros,
     metrics::WorkerId,
-    store::{Charge, Hit, StoreError},
+    store::{Charge, Counter, Hit, StoreError},
 };
 
 /// Maximum number of hits in a shared call. Redis serves nothing else while a call runs.
@@ -104,7 +104,7 @@ impl Batcher {
     /// `slot` is the slot of the keys, or `None` if they may have several slots.
     pub(super) async fn steps(
         &self,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         charge: Charge,
         now: Micros,
         slot: Option<u16>,
@@ -137,7 +137,7 @@ impl Batcher {
     /// `asking` sends the call with `ASKING`, after an ASK redirect.
     pub(super) async fn steps_unbatched(
         &self,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         charge: Charge,
         now: Micros,
         asking: bool,
@@ -161,7 +161,7 @@ impl Batcher {
 
     fn enqueue(
         &self,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         charge: Charge,
         now: Micros,
         slot: Option<u16>,
@@ -229,7 +229,7 @@ impl Batch {
             return self.fail(&node.mark_suspect());
         };
         for waiter in self.waiters {
-            let steps = reply_steps.take(waiter.hits).ok_or(StoreError::Rejected.into());
+            let steps = reply_steps.take(waiter.hits).ok_or_else(|| node.mark_suspect());
             // Sending fails if the request was cancelled, but its hits are counted.
             let _ = waiter.answer.send(steps.map(|steps| (now, steps)));
         }

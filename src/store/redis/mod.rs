@@ -44,7 +44,7 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 
 use self::{pool::Pool, program::Program, topology::Topology};
-use super::{Charge, CounterStore, Hit, Metrics, StepOutcomes, StoreError};
+use super::{Charge, Counter, CounterStore, Hit, Metrics, StepOutcomes, StoreError};
 use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// The clock that steps use.
@@ -200,22 +200,12 @@ impl Redis {
         self.main.topology()
     }
 
-    /// Deletes a counter and returns whether it existed.
-    pub(super) async fn delete(&self, key: &[u8], per_second: bool) -> Result<bool, StoreError> {
-        let pool = self.pool_of(per_second);
-        let target = pool.target(key).ok_or(StoreError::Unavailable)?;
-        let mut delete = ::redis::cmd("DEL");
-        delete.arg([pool.key_prefix().as_bytes(), key].concat());
-        let reply = pool.command(target.batcher, &delete).await?;
-        ::redis::from_redis_value::<u64>(reply).map(|keys| keys > 0).map_err(|_| StoreError::Rejected)
-    }
-
     fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
         std::iter::once(&self.main).chain(&self.per_second)
     }
 
-    fn pool(&self, hit: &Hit<'_>) -> &Arc<Pool> {
-        self.pool_of(hit.per_second)
+    fn pool(&self, hit: &Hit<&Counter>) -> &Arc<Pool> {
+        self.pool_of(hit.counter.per_second)
     }
 
     fn pool_of(&self, per_second: bool) -> &Arc<Pool> {
@@ -225,7 +215,7 @@ impl Redis {
 
 impl CounterStore for Redis {
     /// Runs the steps in one round trip, or in one per server if the counters are on several servers.
-    async fn step(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> StepOutcomes {
+    async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
         let started = Instant::now();
         let outcomes = self.apply_multi_node(hits, charge, now).await;
         match outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
@@ -233,5 +223,14 @@ impl CounterStore for Redis {
             Some(error) => self.metrics.count_error(self.worker, *error),
         }
         outcomes
+    }
+
+    async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
+        let pool = self.pool_of(per_second);
+        let target = pool.target(name).ok_or(StoreError::Unavailable)?;
+        let mut delete = ::redis::cmd("DEL");
+        delete.arg([pool.key_prefix().as_bytes(), name].concat());
+        let reply = pool.command(target.batcher, &delete).await?;
+        ::redis::from_redis_value::<u64>(reply).map(|keys| keys > 0).map_err(|_| StoreError::Rejected)
     }
 }

@@ -24,8 +24,8 @@ use super::{
     program::{Outcome, Step},
 };
 use crate::{
-    algorithm::{Action, Algorithm, Consistency, Micros},
-    store::{Charge, Hit, StepOutcome, StepOutcomes, StoreError},
+    algorithm::{Action, Micros},
+    store::{Charge, Counter, Hit, StepOutcome, StepOutcomes, StoreError},
 };
 
 /// The outcome of one hit, or the reason why there is none.
@@ -33,7 +33,7 @@ type HitResult = Result<StepOutcome, StoreError>;
 
 impl Redis {
     /// Runs the steps of the hits. Futures of rare cases are boxed, to keep the future of a pending decision small.
-    pub(super) async fn apply_multi_node(&self, hits: &[Hit<'_>], charge: Charge, now: Micros) -> StepOutcomes {
+    pub(super) async fn apply_multi_node(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
         let target = self.common_target(hits);
         if charge == Charge::All {
             return Box::pin(self.step_all_or_none(target, hits, now)).await;
@@ -45,7 +45,7 @@ impl Redis {
     }
 
     /// Runs the steps so that all hits take or none does. `target` is set if one call reaches all hits.
-    async fn step_all_or_none(&self, target: Option<Target>, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
+    async fn step_all_or_none(&self, target: Option<Target>, hits: &[Hit<&Counter>], now: Micros) -> StepOutcomes {
         if let Some(target) = target {
             match target.batcher.steps(hits, Charge::All, now, target.slot).await {
                 Ok((now, steps)) if steps.iter().all(Step::is_final) => return to_group_results(hits, steps, now),
@@ -53,28 +53,28 @@ impl Redis {
                 Ok(_) | Err(CallError::Redirected(_)) => {}
             }
         }
-        let owned = hits.iter().map(OwnedHit::new).collect();
+        let owned = hits.iter().map(Hit::to_owned).collect();
         let task = tokio::spawn(self.clone().take_all_or_none(owned, now));
         task.await.unwrap_or_else(|_| hits.iter().map(|_| Err(StoreError::Unavailable)).collect())
     }
 
     /// Returns the target that the hits have in common if one call reaches all of them.
-    fn common_target(&self, hits: &[Hit<'_>]) -> Option<Target> {
+    fn common_target(&self, hits: &[Hit<&Counter>]) -> Option<Target> {
         let (first, others) = hits.split_first()?;
         let target = self.target(first)?;
-        let same = |hit: &Hit<'_>| self.target(hit).is_some_and(|other| other.shares_call_with(&target));
+        let same = |hit: &Hit<&Counter>| self.target(hit).is_some_and(|other| other.shares_call_with(&target));
         others.iter().all(same).then_some(target)
     }
 
-    fn target(&self, hit: &Hit<'_>) -> Option<Target> {
-        self.pool(hit).target(hit.key)
+    fn target(&self, hit: &Hit<&Counter>) -> Option<Target> {
+        self.pool(hit).target(&hit.counter.name)
     }
 
     /// Runs the step of each hit independently, with one call per server.
-    async fn step_each(&self, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
+    async fn step_each(&self, hits: &[Hit<&Counter>], now: Micros) -> StepOutcomes {
         let mut answers: StepOutcomes = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
         let parts = self.parts(hits, Granularity::Server).into_iter().map(async |part| {
-            let part_hits: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
+            let part_hits: SmallVec<[Hit<&Counter>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
             (self.step_part(&part.target, &part_hits, now).await, part.indices)
         });
         for (part_answers, indices) in join_all(parts).await {
@@ -86,7 +86,7 @@ impl Redis {
     }
 
     /// Runs the steps of hits of one server, each independently.
-    async fn step_part(&self, target: &Target, hits: &[Hit<'_>], now: Micros) -> StepOutcomes {
+    async fn step_part(&self, target: &Target, hits: &[Hit<&Counter>], now: Micros) -> StepOutcomes {
         // The steps are moved into the boxed future, to keep the future of a pending decision small.
         let redirected = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
             Ok((at, steps)) if steps.iter().all(Step::is_final) => {
@@ -101,7 +101,7 @@ impl Redis {
     async fn resend_redirected(
         &self,
         target: &Target,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         now: Micros,
         result: Result<Steps, CallError>,
     ) -> StepOutcomes {
@@ -120,7 +120,7 @@ impl Redis {
 
     async fn resend_one(
         &self,
-        hit: &Hit<'_>,
+        hit: &Hit<&Counter>,
         now: Micros,
         from: &Arc<Batcher>,
         redirect: Option<&Redirect>,
@@ -129,10 +129,12 @@ impl Redis {
         let from = (Arc::clone(from), redirect.cloned());
         match self.follow_redirects(self.pool(hit), one, Charge::Each, now, from).await {
             Ok((now, mut steps)) => {
-                steps.pop().map_or(Err(StoreError::Rejected), |step| to_result(step, now, hit.action))
+                let step = steps.pop().ok_or_else(StoreError::lost)?;
+                to_result(step, now, hit.action)
             }
             Err(CallError::Failed(error)) => Err(error),
-            Err(CallError::Redirected(_)) => Err(StoreError::Rejected),
+            // Only several hits can be split.
+            Err(CallError::Redirected(_)) => Err(StoreError::lost()),
         }
     }
 
@@ -141,7 +143,7 @@ impl Redis {
     async fn follow_redirects(
         &self,
         pool: &Arc<Pool>,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         charge: Charge,
         now: Micros,
         (mut batcher, mut redirect): (Arc<Batcher>, Option<Redirect>),
@@ -170,13 +172,13 @@ impl Redis {
 
     /// Takes all hits or none, with one call per part. If a part is not on the expected server, starts again with
     /// smaller parts.
-    async fn take_all_or_none(self, hits: Vec<OwnedHit>, now: Micros) -> StepOutcomes {
-        let hits: Vec<Hit<'_>> = hits.iter().map(OwnedHit::hit).collect();
+    async fn take_all_or_none(self, hits: Vec<Hit>, now: Micros) -> StepOutcomes {
+        let hits: Vec<Hit<&Counter>> = hits.iter().map(Hit::borrowed).collect();
         for granularity in [Granularity::Server, Granularity::Slot, Granularity::Hit] {
             let parts = self.parts(&hits, granularity);
             // A hit cannot be decided if its server is unknown.
             let has_server = |index: usize| parts.iter().any(|part| part.indices.contains(&index));
-            let denied = (0..hits.len()).any(|index| hits[index].blocks_on_error && !has_server(index));
+            let denied = (0..hits.len()).any(|index| hits[index].blocks.on_error() && !has_server(index));
             let outcome = watch::Sender::new(ChargeOutcome { pending_parts: parts.len(), denied, misplaced: false });
             let results =
                 join_all(parts.iter().map(|part| self.take_part(part, &hits, now, granularity, &outcome))).await;
@@ -198,12 +200,12 @@ impl Redis {
     async fn take_part(
         &self,
         part: &CallPart,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         now: Micros,
         granularity: Granularity,
         outcome: &watch::Sender<ChargeOutcome>,
     ) -> StepOutcomes {
-        let part_hits: SmallVec<[Hit<'_>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
+        let part_hits: SmallVec<[Hit<&Counter>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
         let Target { batcher, slot } = &part.target;
         let result = match granularity {
             Granularity::Server => batcher.steps(&part_hits, Charge::All, now, *slot).await,
@@ -218,9 +220,9 @@ impl Redis {
             Err(CallError::Failed(error)) => (part_hits.iter().map(|_| Err(error)).collect(), false, None),
             Ok((at, steps)) => (to_group_results(&part_hits, steps, at), false, Some(at)),
         };
-        let denies = |(hit, answer): (&Hit<'_>, &HitResult)| match answer {
-            Ok(step) => hit.blocks_on_denial && !step.allowed,
-            Err(_) => hit.blocks_on_error,
+        let denies = |(hit, answer): (&Hit<&Counter>, &HitResult)| match answer {
+            Ok(step) => hit.blocks.on_denial() && !step.allowed,
+            Err(_) => hit.blocks.on_error(),
         };
         let denied = part_hits.iter().zip(&answers).any(denies);
         outcome.send_modify(|outcome| {
@@ -242,19 +244,19 @@ impl Redis {
     /// Rolls back the takes of `hits` at `taken_at`. The answers become those of a peek.
     async fn roll_back(
         &self,
-        hits: &[Hit<'_>],
+        hits: &[Hit<&Counter>],
         mut answers: StepOutcomes,
         taken_at: Micros,
         now: Micros,
     ) -> StepOutcomes {
-        let counts = |hit: &Hit<'_>, step: &StepOutcome| step.allowed || hit.algorithm.counts_denied();
+        let counts = |hit: &Hit<&Counter>, step: &StepOutcome| step.allowed || hit.counter.algorithm.counts_denied();
         let has_taken = |index: &usize| {
             let hit = &hits[*index];
             hit.action == Action::Take && answers[*index].as_ref().is_ok_and(|step| counts(hit, step))
         };
         let indices: SmallVec<[usize; 4]> = (0..hits.len()).filter(has_taken).collect();
         let rollback = |index: &usize| Hit { action: Action::RollBack(taken_at), ..hits[*index] };
-        let rollbacks: SmallVec<[Hit<'_>; 4]> = indices.iter().map(rollback).collect();
+        let rollbacks: SmallVec<[Hit<&Counter>; 4]> = indices.iter().map(rollback).collect();
         for (index, result) in indices.into_iter().zip(self.step_each(&rollbacks, now).await) {
             match result {
                 Ok(step) => answers[index] = Ok(step),
@@ -265,14 +267,14 @@ impl Redis {
     }
 
     /// Groups the hits by target. Hits with an unknown server are in no part.
-    fn parts(&self, hits: &[Hit<'_>], granularity: Granularity) -> Vec<CallPart> {
+    fn parts(&self, hits: &[Hit<&Counter>], granularity: Granularity) -> Vec<CallPart> {
         let mut parts: Vec<CallPart> = Vec::new();
         for (index, hit) in hits.iter().enumerate() {
             let Some(mut target) = self.target(hit) else {
                 continue;
             };
             if granularity == Granularity::Slot {
-                target.slot = Some(self.pool(hit).slot(hit.key));
+                target.slot = Some(self.pool(hit).slot(&hit.counter.name));
             }
             match parts.iter_mut().find(|part| granularity != Granularity::Hit && part.target.shares_call_with(&target))
             {
@@ -310,63 +312,6 @@ struct ChargeOutcome {
     misplaced: bool,
 }
 
-/// A hit with an owned key, which can outlive its request.
-struct OwnedHit {
-    key: Vec<u8>,
-    algorithm: Algorithm,
-    action: Action,
-    cost: u64,
-    binding: bool,
-    needed: bool,
-    per_second: bool,
-    consistency: Consistency,
-    is_ahead: bool,
-}
-
-impl OwnedHit {
-    fn new(hit: &Hit<'_>) -> Self {
-        let Hit {
-            key,
-            algorithm,
-            action,
-            cost,
-            blocks_on_denial: binding,
-            blocks_on_error: needed,
-            per_second,
-            consistency,
-            demand: _,
-            is_ahead,
-        } = *hit;
-        Self {
-            key: key.to_vec(),
-            algorithm: *algorithm,
-            action,
-            cost,
-            binding,
-            needed,
-            per_second,
-            consistency,
-            is_ahead,
-        }
-    }
-
-    fn hit(&self) -> Hit<'_> {
-        let Self { key, algorithm, action, cost, binding, needed, per_second, consistency, is_ahead } = self;
-        Hit {
-            key,
-            algorithm,
-            action: *action,
-            cost: *cost,
-            blocks_on_denial: *binding,
-            blocks_on_error: *needed,
-            per_second: *per_second,
-            consistency: *consistency,
-            demand: 0,
-            is_ahead: *is_ahead,
-        }
-    }
-}
-
 impl Step {
     /// Returns whether the outcome is final, so that the hit need not be resent.
     fn is_final(&self) -> bool {
@@ -384,10 +329,10 @@ fn to_result(step: Step, at: Micros, action: Action) -> HitResult {
 }
 
 /// Converts the steps of hits that were charged together. If a binding hit was denied, the others are peeks.
-fn to_group_results(hits: &[Hit<'_>], steps: SmallVec<[Step; 1]>, at: Micros) -> StepOutcomes {
-    let denies = |(hit, step): (&Hit<'_>, &Step)| hit.blocks_on_denial && step.outcome == Outcome::Denied;
+fn to_group_results(hits: &[Hit<&Counter>], steps: SmallVec<[Step; 1]>, at: Micros) -> StepOutcomes {
+    let denies = |(hit, step): (&Hit<&Counter>, &Step)| hit.blocks.on_denial() && step.outcome == Outcome::Denied;
     let denied = hits.iter().zip(&steps).any(denies);
-    let action = |hit: &Hit<'_>| match hit.action {
+    let action = |hit: &Hit<&Counter>| match hit.action {
         Action::Take if denied => Action::Peek,
         action => action,
     };
@@ -397,13 +342,16 @@ fn to_group_results(hits: &[Hit<'_>], steps: SmallVec<[Step; 1]>, at: Micros) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{State, fixed_window::FixedWindow};
+    use crate::{
+        algorithm::{State, fixed_window::FixedWindow},
+        store::Blocks,
+    };
 
     #[test]
     fn takes_of_a_denied_group_become_peeks() {
-        let algorithm: Algorithm = FixedWindow::DENY_ALL.into();
-        let actions = |blocks_on_denial: bool, outcome: Outcome| {
-            let take = Hit { blocks_on_denial, ..Hit::take(b"k", &algorithm, 1) };
+        let counter = Counter::new(b"k", FixedWindow::DENY_ALL);
+        let actions = |blocks: Blocks, outcome: Outcome| {
+            let take = Hit { blocks, ..counter.take(1) };
             let hits = [take, Hit { action: Action::Refund, ..take }];
             let steps = [outcome, Outcome::Allowed].map(|outcome| Step {
                 outcome,
@@ -413,8 +361,8 @@ mod tests {
             let results = to_group_results(&hits, steps.into_iter().collect(), Micros::ZERO);
             results.into_iter().map(|result| result.unwrap().action).collect::<Vec<_>>()
         };
-        assert_eq!(actions(true, Outcome::Allowed), [Action::Take, Action::Refund]);
-        assert_eq!(actions(true, Outcome::Denied), [Action::Peek, Action::Refund]);
-        assert_eq!(actions(false, Outcome::Denied), [Action::Take, Action::Refund]);
+        assert_eq!(actions(Blocks::OnDenial, Outcome::Allowed), [Action::Take, Action::Refund]);
+        assert_eq!(actions(Blocks::OnDenial, Outcome::Denied), [Action::Peek, Action::Refund]);
+        assert_eq!(actions(Blocks::Never, Outcome::Denied), [Action::Take, Action::Refund]);
     }
 }

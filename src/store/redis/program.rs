@@ -36,7 +36,7 @@ use smallvec::SmallVec;
 use super::{Settings, Time};
 use crate::{
     algorithm::{Action, Algorithm, Micros, PRELUDE, State},
-    store::{Charge, Hit},
+    store::{AHEAD, Charge, Counter, Hit},
 };
 
 const MAIN: &str = include_str!("main.lua");
@@ -162,14 +162,14 @@ impl Program {
         self.time == Time::Server
     }
 
-    pub(super) fn add(&self, call: &mut Call, hits: &[Hit<'_>], charge: Charge, now: Micros) {
+    pub(super) fn add(&self, call: &mut Call, hits: &[Hit<&Counter>], charge: Charge, now: Micros) {
         let together = charge == Charge::All;
         for (index, hit) in hits.iter().enumerate() {
             call.keys.extend_from_slice(&self.key_prefix);
-            call.keys.extend_from_slice(hit.key);
+            call.keys.extend_from_slice(&hit.counter.name);
             call.ends.push(call.keys.len());
             let group_size = if together && index == 0 { hits.len() } else { 0 };
-            self.write_record(&mut call.records, hit, group_size, together && hit.blocks_on_denial, now);
+            self.write_record(&mut call.records, hit, group_size, together && hit.blocks.on_denial(), now);
         }
         call.now = now;
     }
@@ -195,7 +195,7 @@ impl Program {
         cmd
     }
 
-    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<'_>, group_size: usize, binding: bool, now: Micros) {
+    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<&Counter>, group_size: usize, binding: bool, now: Micros) {
         let jitter = rand::random_range(0..self.jitter_millis);
         let action = match hit.action {
             Action::Take if hit.is_ahead => TAKE_AHEAD,
@@ -208,9 +208,9 @@ impl Program {
             Action::RollBack(taken) => Some(taken.get()),
             Action::Take | Action::Peek | Action::Refund => None,
         };
-        let script = self.script_numbers[hit.algorithm.index()] + if group_size > 0 { LEADER } else { 0 };
+        let script = self.script_numbers[hit.counter.algorithm.index()] + if group_size > 0 { LEADER } else { 0 };
         let action = action + if binding { BINDING } else { 0 };
-        let arguments = hit.algorithm.arguments(hit.operation(now));
+        let arguments = hit.counter.algorithm.arguments(hit.operation(now));
         let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
         records.reserve(length);
         let [low, high] = u16::try_from(group_size).unwrap_or(u16::MAX).to_le_bytes();
@@ -274,7 +274,7 @@ impl ReplySteps<'_> {
 ///
 /// The source has one function with a branch per script, so that a call creates one closure, not one per script.
 fn join_scripts(bound_jitter: bool) -> (String, Vec<u8>) {
-    let ahead = Hit::AHEAD.get();
+    let ahead = AHEAD.get();
     let mut text = format!(
         "local BOUND_JITTER = {bound_jitter}\n{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
          local TAKE_AHEAD, AHEAD = {TAKE_AHEAD}, {ahead}\n\
@@ -358,9 +358,9 @@ mod tests {
     #[test]
     fn a_call_contains_each_key_once_and_records_of_the_stated_length() {
         let program = Program::new(&Settings::default(), Time::Server);
-        let algorithm: Algorithm = crate::algorithm::fixed_window::FixedWindow::DENY_ALL.into();
+        let counter = Counter::new(b"the-key", crate::algorithm::fixed_window::FixedWindow::DENY_ALL);
         for action in [Action::Take, Action::Peek, Action::Refund, Action::RollBack(Micros::new(7))] {
-            let (mut call, hit) = (Call::default(), Hit { action, ..Hit::take(b"the-key", &algorithm, 1) });
+            let (mut call, hit) = (Call::default(), Hit { action, ..counter.take(1) });
             program.add(&mut call, &[hit], Charge::Each, Micros::new(9));
             assert_eq!(usize::from(call.records[2]), call.records.len(), "{action:?}");
             for keys in [Keys::Declared, Keys::AsArguments] {

@@ -3,7 +3,6 @@
 use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
-use futures_util::FutureExt;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
 use super::{
@@ -14,7 +13,8 @@ use super::{
 };
 use crate::{
     engine::{self, Code, Feedback, MAX_PLAIN_BYTES, Verdict},
-    service::Check,
+    service::{Check, CheckError},
+    store::Memory,
     telemetry::{Span, Traces},
 };
 
@@ -44,20 +44,12 @@ impl Checker {
         Self { check, limits, response, traces, errors }
     }
 
-    /// Returns whether decisions never wait.
-    pub(super) const fn never_waits(&self) -> bool {
-        self.check.engine.store.never_waits()
+    /// Returns the store if its counters are in memory, so that decisions need not wait.
+    pub(super) fn memory(&self) -> Option<&Memory> {
+        self.check.engine.store.memory()
     }
 
-    /// Returns the outcome of a decision that never waits.
-    ///
-    /// Its future stays on the stack: to move it into a box costs a twentieth of a check on a stream.
-    pub(super) fn finish<T>(decision: impl Future<Output = Result<T, RequestError>>) -> Result<T, RequestError> {
-        let outcome = decision.now_or_never();
-        outcome.unwrap_or_else(|| Err(RequestError::unavailable("the memory store did not answer at once")))
-    }
-
-    /// Decides one check of a frame.
+    /// Decides one check of a frame, and waits for the store.
     pub(super) async fn decide(
         &self,
         request: Bytes,
@@ -69,7 +61,20 @@ impl Checker {
         self.check(&message, feedback, span).await
     }
 
-    /// Decides one request, and encodes the response of Envoy's protocol.
+    /// Decides one check of a frame with counters in memory.
+    pub(super) fn decide_in(
+        &self,
+        memory: &Memory,
+        request: &Bytes,
+        feedback: Vec<Feedback>,
+        span: Option<Span>,
+    ) -> Result<Verdict, RequestError> {
+        check_size(request.len(), self.limits.max_message_bytes)?;
+        let message = self.readable(request)?;
+        self.check_in(memory, &message, feedback, span)
+    }
+
+    /// Decides one request, waits for the store, and encodes the response of Envoy's protocol.
     pub(super) async fn respond(
         &self,
         message: &[u8],
@@ -78,16 +83,33 @@ impl Checker {
     ) -> Result<Response, RequestError> {
         let message = &*self.readable(message)?;
         let verdict = self.check(message, feedback, span).await?;
+        Ok(self.encode(message, &verdict))
+    }
+
+    /// Decides one request with counters in memory, and encodes the response of Envoy's protocol.
+    pub(super) fn respond_in(
+        &self,
+        memory: &Memory,
+        message: &[u8],
+        feedback: Vec<Feedback>,
+        span: Option<Span>,
+    ) -> Result<Response, RequestError> {
+        let message = &*self.readable(message)?;
+        let verdict = self.check_in(memory, message, feedback, span)?;
+        Ok(self.encode(message, &verdict))
+    }
+
+    fn encode(&self, message: &[u8], verdict: &Verdict) -> Response {
         let mut metadata = HeaderMap::new();
-        feedback::write_ttls(&verdict, &mut metadata);
+        feedback::write_ttls(verdict, &mut metadata);
         if verdict.is_shed() {
             metadata.insert(SHED_HEADER, HeaderValue::from_static("true"));
         }
         let metadata = (!metadata.is_empty()).then(|| Box::new(metadata));
         let mut data = Vec::with_capacity(INITIAL_CAPACITY);
         data.resize(PREFIX, 0);
-        encode(&verdict, message, &self.response, &mut data);
-        Ok(Response::Message { data: with_prefix(data), metadata })
+        encode(verdict, message, &self.response, &mut data);
+        Response::Message { data: with_prefix(data), metadata }
     }
 
     /// Returns a message with texts that can be decoded.
@@ -99,36 +121,66 @@ impl Checker {
         Ok(readable)
     }
 
-    /// Decides one request. Its texts must be readable.
+    /// Decides one request, and waits for the store. Its texts must be readable.
     async fn check(
         &self,
         message: &[u8],
         feedback: Vec<Feedback>,
         mut span: Option<Span>,
     ) -> Result<Verdict, RequestError> {
+        let request = self.decode(message, feedback, &mut span)?;
+        let verdict = self.check.check(&request).await;
+        if let Some(span) = span {
+            self.end_span(span, request.domain, &verdict);
+        }
+        Ok(verdict?)
+    }
+
+    /// Decides one request with counters in memory. Its texts must be readable.
+    fn check_in(
+        &self,
+        memory: &Memory,
+        message: &[u8],
+        feedback: Vec<Feedback>,
+        mut span: Option<Span>,
+    ) -> Result<Verdict, RequestError> {
+        let request = self.decode(message, feedback, &mut span)?;
+        let verdict = self.check.check_in(memory, &request);
+        if let Some(span) = span {
+            self.end_span(span, request.domain, &verdict);
+        }
+        Ok(verdict?)
+    }
+
+    /// Decodes a request, and starts the timing of its span.
+    fn decode<'m>(
+        &self,
+        message: &'m [u8],
+        feedback: Vec<Feedback>,
+        span: &mut Option<Span>,
+    ) -> Result<engine::Request<'m>, RequestError> {
         let request = decode(message, &self.limits).map_err(|error| error.with_domain_of(message))?;
         if message.len() > MAX_PLAIN_BYTES {
             self.errors.record_long_values(&request);
         }
-        let request = engine::Request { feedback, ..request };
-        if let Some(span) = &mut span {
+        if let Some(span) = span {
             span.start_timing();
         }
-        let verdict = self.check.check(&request).await;
-        if let Some(span) = span {
-            // Invalid requests have no timing.
-            if verdict.is_ok() {
-                let (took, trace) = span.timing();
-                self.check.record_exemplar(took, trace);
-            }
-            let outcome = match &verdict {
-                Ok(Verdict { overall: Code::Ok, .. }) => "ok",
-                Ok(Verdict { overall: Code::OverLimit, .. }) => "over_limit",
-                Err(_) => "error",
-            };
-            span.end(request.domain, outcome);
+        Ok(engine::Request { feedback, ..request })
+    }
+
+    fn end_span(&self, span: Span, domain: &str, verdict: &Result<Verdict, CheckError>) {
+        // Invalid requests have no timing.
+        if verdict.is_ok() {
+            let (took, trace) = span.timing();
+            self.check.record_exemplar(took, trace);
         }
-        Ok(verdict?)
+        let outcome = match verdict {
+            Ok(Verdict { overall: Code::Ok, .. }) => "ok",
+            Ok(Verdict { overall: Code::OverLimit, .. }) => "over_limit",
+            Err(_) => "error",
+        };
+        span.end(domain, outcome);
     }
 
     /// Starts a span for one check of a frame, if it is traced.

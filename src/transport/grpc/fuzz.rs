@@ -137,6 +137,12 @@ impl Service {
         Self { runtime, checker, handler, quotas, _stop: stop }
     }
 
+    fn respond(&self, message: &[u8]) -> Result<Response, RequestError> {
+        let memory =
+            self.checker.memory().ok_or_else(|| RequestError::unavailable("the counters are not in memory"))?;
+        self.checker.respond_in(memory, message, Vec::new(), None)
+    }
+
     /// Serves a connection until its caller ends it, as on a Unix socket or on TCP. Other callers hold all memory for
     /// unfinished input but `free_bytes`.
     async fn serve(
@@ -192,7 +198,7 @@ pub fn check_request(input: &[u8]) {
     let message = readable(input).unwrap_or_default();
     let valid = decode(&message, &Limits::default()).ok();
     let valid = valid.filter(|request| !request.domain.is_empty() && !request.descriptors.is_empty());
-    let response = Service::with(|service| Checker::finish(service.checker.respond(input, Vec::new(), None)));
+    let response = Service::with(|service| service.respond(input));
     let statuses = match response {
         Ok(Response::Message { data, .. }) => RateLimitResponse::decode(&data[PREFIX..]).ok(),
         Ok(_) | Err(_) => None,
@@ -204,7 +210,7 @@ pub fn check_request(input: &[u8]) {
         request.text(1, "api");
         request.message(2, |descriptor| write_entry(descriptor, key, value));
         request.message(2, |descriptor| write_entry(descriptor, b"blocked", value));
-        let response = Service::with(|service| Checker::finish(service.checker.respond(&message, Vec::new(), None)));
+        let response = Service::with(|service| service.respond(&message));
         let Ok(Response::Message { data, .. }) = response else {
             panic!("there is no decision: {:?}", response.err());
         };

@@ -165,9 +165,11 @@ impl Handler {
         if body.is_complete() {
             body.release(received.len());
         }
-        if self.checker.never_waits() && body.is_complete() {
+        if let Some(memory) = self.checker.memory()
+            && body.is_complete()
+        {
             let response = message::unframe(&received, max)
-                .and_then(|message| Checker::finish(self.checker.respond(&message, feedback, span)));
+                .and_then(|message| self.checker.respond_in(memory, &message, feedback, span));
             return Decided::Now(into_response(response));
         }
         let (checker, input) = (Arc::clone(&self.checker), Arc::clone(input));

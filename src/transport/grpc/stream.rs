@@ -134,8 +134,8 @@ impl CheckQueue {
             };
             let request_bytes = request.len();
             let span = self.checker.span(&traceparent);
-            if self.checker.never_waits() {
-                let outcome = Checker::finish(self.checker.decide(request, feedback, span));
+            if let Some(memory) = self.checker.memory() {
+                let outcome = self.checker.decide_in(memory, &request, feedback, span);
                 self.add(&(id, request_bytes, outcome));
                 continue;
             }

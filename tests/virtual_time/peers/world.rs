@@ -14,7 +14,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sluicegate::{
     algorithm::{Action, Micros},
-    store::{Charge, Hit, Memory, Peers, memory, peers::Metrics},
+    store::{Charge, Counter, Hit, Memory, Peers, memory, peers::Metrics},
 };
 
 use self::event::Event;
@@ -467,6 +467,11 @@ impl World {
         Ok(())
     }
 
+    /// Returns a counter in the stores of the members.
+    pub(super) fn counter(&self, counter: usize) -> Counter {
+        Counter::new(KEYS[counter], self.limits[counter].algorithm)
+    }
+
     /// Decides one request, and compares the decision with the models.
     fn decide(&mut self, member: usize) -> Checked {
         let cost = if self.one_in(10) { self.random.random_range(2..5) } else { 1 };
@@ -477,12 +482,9 @@ impl World {
         let may_refund = counters.iter().all(|counter| self.has_admitted(member, *counter));
         let is_refund = self.failures.refunds && may_refund && self.one_in(15);
         let (action, cost) = if is_refund { (Action::Refund, 1) } else { (Action::Take, cost) };
-        let limits = self.limits.clone();
-        let hits: Vec<_> = counters
-            .iter()
-            .map(|counter| Hit { action, ..Hit::take(KEYS[*counter], &limits[*counter].algorithm, cost) })
-            .collect();
-        let decisions = self.members[member].memory.apply(&hits, self.charge, now);
+        let named: Vec<_> = counters.iter().map(|counter| self.counter(*counter)).collect();
+        let hits: Vec<_> = named.iter().map(|counter| Hit { action, ..counter.take(cost) }).collect();
+        let decisions = self.members[member].memory.decide_all(&hits, self.charge, now);
         let decisions: Vec<_> = decisions.into_iter().map(|decision| decision.unwrap().decision).collect();
         let is_denied = decisions.iter().any(|decision| !decision.allowed);
         for (counter, decision) in counters.into_iter().zip(decisions) {
@@ -490,7 +492,7 @@ impl World {
                 self.check_decision(member, counter, cost, decision.allowed)?;
                 *if decision.allowed { &mut self.totals.allowed } else { &mut self.totals.denied } += 1;
             }
-            let limit = limits[counter];
+            let limit = self.limits[counter];
             let is_peek = self.charge == Charge::All && is_denied;
             let effects = match (action, decision.allowed) {
                 (Action::Refund, _) => Some((Effect::Refund(cost), Effect::Refund(cost))),

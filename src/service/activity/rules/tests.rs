@@ -3,7 +3,6 @@
 use std::fmt::Write;
 
 use arc_swap::ArcSwap;
-use futures_util::FutureExt;
 use smallvec::smallvec;
 
 use super::*;
@@ -12,7 +11,7 @@ use crate::{
     engine::{Candidate, Descriptor, Engine, Overrides, Request, Resources, Statistics, StatisticsSettings},
     metrics::WorkerId,
     rules::{Entry, Options, SourceFile, compile},
-    store::{AnyStore, Memory, memory},
+    store::{Memory, memory},
 };
 
 const RULES: &str = "domain: api
@@ -27,7 +26,7 @@ descriptors:
 ";
 
 struct Setup {
-    engine: Engine,
+    engine: Engine<Memory>,
     table: RuleTable,
 }
 
@@ -37,12 +36,12 @@ impl Setup {
         let (rules, _) = compile(&[file], Options::default()).unwrap();
         let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
         let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
-        let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 1_000_000 }));
+        let settings = memory::Settings { max_counters: 1_000_000 };
         let engine = Engine {
             worker: WorkerId(0),
             scope: "",
-            store: AnyStore::Memory(memory()),
-            local: memory(),
+            store: Memory::new(&settings),
+            local: Arc::new(Memory::new(&settings)),
             rules: Arc::new(ArcSwap::from_pointee(snapshot)),
             statistics,
             top: None,
@@ -60,7 +59,7 @@ impl Setup {
             let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
             let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
             let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: vec![] };
-            self.engine.decide(&request, Micros::from_secs(second)).now_or_never().unwrap().unwrap();
+            self.engine.decide_in(&self.engine.store, &request, Micros::from_secs(second)).unwrap();
         }
     }
 

@@ -27,7 +27,7 @@ use smallvec::SmallVec;
 use crate::model_checker::hash;
 use crate::{
     algorithm::{Action, Algorithm, Decision, Micros, Operation, State},
-    store::{Grant, Hit, StepOutcome},
+    store::{Counter, Grant, Hit, StepOutcome},
 };
 
 /// Number of measurement intervals whose demand a lease covers.
@@ -157,7 +157,7 @@ impl Lease {
     /// Also returns the number of hits to acquire now. Returns `None` if the lease has ended or has too few hits.
     pub(in crate::store::local) fn decide(
         &mut self,
-        hit: &Hit<'_>,
+        hit: &Hit<&Counter>,
         now: Duration,
         interval: Duration,
     ) -> Option<(Decision, u64)> {
@@ -171,7 +171,7 @@ impl Lease {
             held.remaining -= hit.cost;
         }
         let held_hits = held.remaining;
-        let mut decision = held.explain(hit.algorithm, now);
+        let mut decision = held.explain(&hit.counter.algorithm, now);
         let to_acquire = if is_take { self.begin_acquire(decision.remaining) } else { 0 };
         decision.remaining = decision.remaining.saturating_add(held_hits);
         decision.used = decision.used.saturating_sub(held_hits);

@@ -35,7 +35,7 @@ fn lease_with(algorithm: &Algorithm, hits: u64) -> Lease {
 }
 
 fn take(lease: &mut Lease, algorithm: &Algorithm, cost: u64, now: Duration) -> Option<(u64, u64)> {
-    let decision = lease.decide(&Hit::take(b"k", algorithm, cost), now, INTERVAL)?.0;
+    let decision = lease.decide(&Counter::new(b"k", *algorithm).take(cost), now, INTERVAL)?.0;
     assert!(decision.allowed && !decision.soft && decision.retry_after.is_none());
     Some((decision.remaining, decision.used))
 }
@@ -46,7 +46,8 @@ fn hits_can_be_used_up_to_the_last_one_until_the_lease_ends() {
     let mut lease = lease_with(&rule, 10);
     assert_eq!(take(&mut lease, &rule, 4, at(1)), Some((996, 4)));
     assert_eq!(take(&mut lease, &rule, 7, at(1)), None, "6 hits remain");
-    let peek = Hit { action: Action::Peek, ..Hit::take(b"k", &rule, 6) };
+    let counter = Counter::new(b"k", rule);
+    let peek = counter.take(6).peek();
     assert_eq!(
         lease.decide(&peek, at(1), INTERVAL).map(|(decision, to_acquire)| (decision.remaining, to_acquire)),
         Some((996, 0))
@@ -110,7 +111,7 @@ fn acquires_more_when_half_of_the_target_is_used() {
     let rule = fixed();
     let mut lease = lease_with(&rule, 100);
     let mut to_acquire =
-        |cost| lease.decide(&Hit::take(b"k", &rule, cost), at(0), INTERVAL).map(|(_, to_acquire)| to_acquire);
+        |cost| lease.decide(&Counter::new(b"k", rule).take(cost), at(0), INTERVAL).map(|(_, to_acquire)| to_acquire);
     assert_eq!(
         (to_acquire(20), to_acquire(13)),
         (Some(0), Some(0)),
@@ -249,7 +250,7 @@ fn a_decision_counts_the_time_since_the_acquisition() {
     let rule = fixed();
     let mut lease = lease_with(&rule, 10);
     for (millis, seconds) in [(0, 10), (4_000, 6)] {
-        let (decision, _) = lease.decide(&Hit::take(b"k", &rule, 1), at(millis), INTERVAL).unwrap();
+        let (decision, _) = lease.decide(&Counter::new(b"k", rule).take(1), at(millis), INTERVAL).unwrap();
         assert_eq!(decision.reset, Micros::from_secs(seconds));
     }
 }
@@ -259,7 +260,7 @@ fn exactly_half_of_the_target_is_acquired_again_and_twice_the_demand_is_kept() {
     let rule = fixed();
     let mut lease = lease_with(&rule, 99);
     let mut to_acquire =
-        |cost| lease.decide(&Hit::take(b"k", &rule, cost), at(0), INTERVAL).map(|(_, to_acquire)| to_acquire);
+        |cost| lease.decide(&Counter::new(b"k", rule).take(cost), at(0), INTERVAL).map(|(_, to_acquire)| to_acquire);
     assert_eq!((to_acquire(32), to_acquire(1)), (Some(0), Some(66)), "a target of 132, and 66 held");
     for (held, excess) in [(2 * 200 + MIN_LEASE, None), (2 * 200 + MIN_LEASE + 1, Some(200 + MIN_LEASE + 1))] {
         let mut lease = lease_with(&rule, held + 50);

@@ -5,7 +5,11 @@ use std::time::Duration;
 use sluicegate_client::simulation::{GrantCache, GrantFeedback};
 
 use super::{KEYS, LeaseModel, setup::Fault};
-use crate::{algorithm::Micros, model_checker::hash, store::Hit};
+use crate::{
+    algorithm::Micros,
+    model_checker::hash,
+    store::{Counter, Store},
+};
 
 /// The names of the same counters in clients.
 const NAMES: [&str; 2] = ["v", "w"];
@@ -102,8 +106,7 @@ impl LeaseModel {
         let _runtime = self.runtime.enter();
         for ((algorithm, key), (_, report)) in self.algorithms.iter().zip(KEYS).zip(feedback) {
             if let Some((id, used)) = report {
-                let hit = Hit::take(key, algorithm, 0);
-                self.instances[instance].report(&hit, *id, *used, self.local_now());
+                self.instances[instance].report(&Counter::new(key, *algorithm), *id, *used, self.local_now());
             }
         }
     }

@@ -179,12 +179,13 @@ impl LeaseModel {
         let charge = if algorithms.len() > 1 { Charge::All } else { Charge::Each };
         let now = self.local_now();
         let decide = async move {
-            let hit = |(index, (algorithm, key))| Hit {
-                consistency: Consistency::Leased,
-                demand: feedback.get(index).map_or(0, |feedback: &GrantFeedback| feedback.0),
-                ..Hit::take(key, algorithm, cost)
-            };
-            let hits: Vec<_> = algorithms.iter().zip(KEYS).enumerate().map(hit).collect();
+            let mut hits = Vec::new();
+            for (index, (algorithm, key)) in algorithms.iter().zip(KEYS).enumerate() {
+                let counter = Counter { consistency: Consistency::Leased, ..Counter::new(key, *algorithm) };
+                let demand = feedback.get(index).map_or(0, |feedback: &GrantFeedback| feedback.0);
+                hits.push(Hit { demand, ..Hit::take(counter, cost) });
+            }
+            let hits: Vec<_> = hits.iter().map(Hit::borrowed).collect();
             local.apply(&hits, charge, now).await
         };
         let answer = self.runtime.spawn(REQUEST.scope(number, decide));

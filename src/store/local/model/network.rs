@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     algorithm::{Action, Algorithm, Micros, Operation, State},
-    store::{Charge, CounterStore, Hit, StepOutcome, StepOutcomes, StoreError},
+    store::{Charge, Counter, CounterStore, Hit, StepOutcome, StepOutcomes, StoreError},
 };
 
 /// A call to the store.
@@ -65,14 +65,14 @@ pub(super) struct Remote {
 }
 
 impl CounterStore for Remote {
-    async fn step(&self, hits: &[Hit<'_>], charge: Charge, _: Micros) -> StepOutcomes {
+    async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, _: Micros) -> StepOutcomes {
         let answer = {
             let mut network = lock(&self.network);
             let (reply, answer) = oneshot::channel();
             let counter = |key: &[u8]| KEYS.iter().position(|known| *known == key).unwrap();
-            let copy = |hit: &Hit<'_>| CallHit {
-                counter: counter(hit.key),
-                algorithm: *hit.algorithm,
+            let copy = |hit: &Hit<&Counter>| CallHit {
+                counter: counter(&hit.counter.name),
+                algorithm: hit.counter.algorithm,
                 action: hit.action,
                 cost: hit.cost,
             };
@@ -91,6 +91,11 @@ impl CounterStore for Remote {
             answer
         };
         answer.await.unwrap_or_else(|_| hits.iter().map(|_| Err(StoreError::Broken)).collect())
+    }
+
+    /// The model deletes no counters.
+    async fn delete(&self, _: &[u8], _: bool) -> Result<bool, StoreError> {
+        Err(StoreError::Rejected)
     }
 }
 

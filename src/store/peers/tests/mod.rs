@@ -14,7 +14,7 @@ use crate::{
         gcra::Gcra, leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow,
         sliding_window::WindowEdge, token_bucket::TokenBucket,
     },
-    store::{Charge, Hit, identity::Digests, memory::Settings},
+    store::{Counter, Hit, identity::Digests, memory::Settings},
 };
 
 /// The beginning of a minute.
@@ -73,8 +73,9 @@ impl Instance {
     }
 
     fn decide(&self, key: &str, limit: &Algorithm, (action, cost): (Action, u64), now: Micros) -> bool {
-        let hit = Hit { action, ..Hit::take(key.as_bytes(), limit, cost) };
-        self.memory.apply(&[hit], Charge::Each, now)[0].unwrap().decision.allowed
+        let counter = Counter::new(key, *limit);
+        let hit = Hit { action, ..counter.take(cost) };
+        self.memory.decide(&hit, now).decision.allowed
     }
 
     fn take(&self, limit: &Algorithm, cost: u64, now: Micros) -> bool {
@@ -86,8 +87,9 @@ impl Instance {
     }
 
     fn used_by(&self, key: &str, limit: &Algorithm, now: Micros) -> u64 {
-        let hit = Hit { action: Action::Peek, ..Hit::take(key.as_bytes(), limit, 0) };
-        self.memory.apply(&[hit], Charge::Each, now)[0].unwrap().decision.used
+        let counter = Counter::new(key, *limit);
+        let hit = counter.take(0).peek();
+        self.memory.decide(&hit, now).decision.used
     }
 
     fn used(&self, limit: &Algorithm, now: Micros) -> u64 {

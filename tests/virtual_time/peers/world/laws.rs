@@ -1,11 +1,6 @@
 //! The laws: comparisons of decisions and counters with the models.
 
-use sluicegate::{
-    algorithm::Action,
-    store::{Charge, Hit},
-};
-
-use super::{Checked, Effect, KEYS, MemberState, Model, SECOND, START, World};
+use super::{Checked, Effect, MemberState, Model, SECOND, START, World};
 
 impl World {
     /// Compares a decision with the models before the hit.
@@ -49,8 +44,8 @@ impl World {
     pub(super) fn check_counter(&mut self, member: usize, counter: usize) -> Checked {
         let now = self.clock(member);
         let limit = self.limits[counter];
-        let hit = Hit { action: Action::Peek, ..Hit::take(KEYS[counter], &limit.algorithm, 0) };
-        let used = self.members[member].memory.apply(&[hit], Charge::Each, now)[0].unwrap().decision.used;
+        let peek = self.counter(counter);
+        let used = self.members[member].memory.decide(&peek.take(0).peek(), now).decision.used;
         self.members[member].knowledge[counter].step(now.get());
         let (lower, upper) = self.bounds(member, counter, now.get());
         if limit.model != Model::WarmUp && !(lower..=upper).contains(&used) {
@@ -100,10 +95,10 @@ impl World {
         let horizon = self.limits.iter().map(|limit| limit.horizon() + 60 * SECOND).max().unwrap_or_default();
         self.now += if self.failures.clocks { 400 * SECOND + 2 * horizon } else { horizon };
         for member in self.running() {
-            for (counter, key) in KEYS.iter().enumerate().take(self.limits.len()) {
+            for counter in 0..self.limits.len() {
                 let (limit, now) = (self.limits[counter], self.clock(member));
-                let hit = Hit { action: Action::Peek, ..Hit::take(key, &limit.algorithm, 0) };
-                let used = self.members[member].memory.apply(&[hit], Charge::Each, now)[0].unwrap().decision.used;
+                let peek = self.counter(counter);
+                let used = self.members[member].memory.decide(&peek.take(0).peek(), now).decision.used;
                 let (_, upper) = self.bounds(member, counter, now.get());
                 if used > 0 && (upper == 0 || !self.failures.clocks) {
                     return Err(format!("{used} hits never drain at member {member}: {limit:?}"));
