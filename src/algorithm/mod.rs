@@ -54,6 +54,14 @@ use smallvec::SmallVec;
 /// Largest count and longest duration that every store can hold: numbers in Lua are doubles, exact up to 2⁵³.
 pub const MAX_NUMBER: u64 = (1 << 53) - 1;
 
+/// Returns a number of hits that every store can hold: at most [`MAX_NUMBER`].
+///
+/// Whoever reads a number of hits from a caller, an operator or a file bounds it, so that no other code has to.
+#[must_use]
+pub fn bound_hits(hits: u64) -> u64 {
+    hits.min(MAX_NUMBER)
+}
+
 /// Maximum time by which a stored instant may be ahead of the clock.
 ///
 /// Clocks step back by seconds, and counted hits stay counted then. An instant further ahead was written while a clock

@@ -24,7 +24,7 @@ mod value_hash;
 mod verdict;
 
 pub use crate::{
-    algorithm::{CounterPart, Micros, Sample, reports::Utilization},
+    algorithm::{CounterPart, MAX_NUMBER, Micros, Sample, bound_hits, reports::Utilization},
     store::{Decider, Grant, StoreError},
 };
 pub use candidate::{Candidate, NewlyDenied, Outcomes};

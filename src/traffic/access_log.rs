@@ -19,7 +19,7 @@ use serde::Deserialize;
 
 use super::encode;
 use crate::{
-    engine::{Descriptor, Micros, Request},
+    engine::{Descriptor, Micros, Request, bound_hits},
     rules::{self, Entry, SmallYamlError},
     timestamp,
 };
@@ -172,6 +172,7 @@ impl Mapping {
             Some(value) => time(value).ok_or(LineError::InvalidTime)?,
         };
         let hits = self.hits.as_ref().and_then(|name| number(fields.get(name)?)).unwrap_or(1);
+        let hits = bound_hits(hits);
         let mut values = Vec::new();
         let mut value_bytes = 0;
         for descriptor in &self.descriptors {

@@ -17,7 +17,7 @@ use sluicegate_common::wire::{self, Fields, Malformed, Value};
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{Code, Descriptor, Micros, Request, Verdict, bounded},
+    engine::{Code, Descriptor, Micros, Request, Verdict, bound_hits, bounded},
     rules::{Entry, Limit, Measure, Unit},
 };
 
@@ -140,7 +140,7 @@ fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<(Descriptor
                 }
                 descriptor.entries.push(entry);
             }
-            (2, value) => descriptor.hits = value.number()?,
+            (2, value) => descriptor.hits = bound_hits(value.number()?),
             (3, value) => descriptor.refund = value.number()? != 0,
             (4, value) => over = value.number()? != 0,
             (5, value) => requests = Some(value.number()? as u32),
@@ -202,7 +202,7 @@ mod tests {
             at in any::<u64>(),
             domain in ".{0,5}",
             entries in prop::collection::vec((".{0,4}", ".{0,4}"), 0..4),
-            hits in any::<u64>(),
+            hits in 0..=crate::engine::MAX_NUMBER,
             refund in any::<bool>(),
             limit in prop::option::of((any::<u32>(), 0..7_usize, 1..9_u32)),
             over in any::<bool>(),

@@ -24,7 +24,7 @@ use super::{
 };
 use crate::{
     engine::{
-        Estimate, Override, OverrideKind, RankBy, Snapshot, StoreError, TopEntities, TopEntity,
+        Estimate, Override, OverrideKind, RankBy, Snapshot, StoreError, TopEntities, TopEntity, bound_hits,
         overrides::{KnownNames, Origin, Scope, Target},
     },
     rules::Entry,
@@ -251,7 +251,7 @@ impl AdminService for Service {
             return Err(Status::invalid_argument("hits must be at least 1"));
         }
         let (domain, pairs) = read_descriptor(descriptor)?;
-        let inspection = self.admin.refund(&domain, &entries(&pairs), hits, info).await;
+        let inspection = self.admin.refund(&domain, &entries(&pairs), bound_hits(hits), info).await;
         let state = inspection.map_err(|error| reject(&error))?.counter;
         let counter = state.map(|state| counter(&state, &self.admin.engine.store, self.prefix()));
         Ok(Response::new(api::RefundResponse { counter }))

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{Limits, RequestError};
 use crate::{
-    engine::{Descriptor, Request},
+    engine::{Descriptor, Request, bound_hits},
     rules::{Entry, Limit, Unit},
 };
 
@@ -73,7 +73,7 @@ fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Resu
         return Err(RequestError::invalid(message));
     }
     let limit = limit.map(|limit| limit.check().map(Box::new)).transpose()?;
-    Ok(Descriptor { entries, hits: own_hits.unwrap_or(hits), refund, requested_limit: limit })
+    Ok(Descriptor { entries, hits: bound_hits(own_hits.unwrap_or(hits)), refund, requested_limit: limit })
 }
 
 /// Decodes an entry: `key`, `value`.
@@ -181,7 +181,7 @@ pub(super) fn decode_with_prost(message: &[u8]) -> Option<Decoded> {
         };
         let entries = descriptor.entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
         let hits = descriptor.hits_addend.unwrap_or(message.hits_addend.max(1).into());
-        Some((entries, hits, descriptor.is_negative_hits, limit))
+        Some((entries, bound_hits(hits), descriptor.is_negative_hits, limit))
     });
     Some((message.domain, descriptors.collect::<Option<_>>()?))
 }

@@ -30,7 +30,7 @@ use super::{
     wait_for_shutdown,
 };
 use crate::{
-    engine::{Micros, Quota, TokenBucket},
+    engine::{Micros, Quota, TokenBucket, bound_hits},
     rules::Entry,
     service::quotas::{BucketAction, BucketId, QuotaError, QuotaSession, Quotas, Usage},
 };
@@ -231,8 +231,8 @@ fn read_usage(fields: Fields<'_>, limits: Limits) -> Result<Usage, RequestError>
                     }
                 }
             }
-            (3, value) => allowed = value.number()?,
-            (4, value) => denied = value.number()?,
+            (3, value) => allowed = bound_hits(value.number()?),
+            (4, value) => denied = bound_hits(value.number()?),
             _ => {}
         }
     }
@@ -366,8 +366,8 @@ pub(super) fn read_with_prost(message: &[u8]) -> Option<(String, Vec<Usage>)> {
         Usage {
             bucket,
             descriptor,
-            allowed: usage.num_requests_allowed,
-            denied: usage.num_requests_denied,
+            allowed: bound_hits(usage.num_requests_allowed),
+            denied: bound_hits(usage.num_requests_denied),
             elapsed: Micros::from_secs(seconds as u64),
         }
     });
