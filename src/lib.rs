@@ -77,7 +77,7 @@ pub mod rules;
 
 pub mod store;
 
-pub mod algorithm;
+pub use sluicegate_algorithm as algorithm;
 
 pub mod metrics;
 pub mod replay;
@@ -92,10 +92,6 @@ mod errors;
 mod files;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
-#[cfg(test)]
-mod model_checker;
 mod platform;
-#[cfg(test)]
-mod test_log;
 mod timestamp;
 mod yaml_bounds;

@@ -23,7 +23,7 @@ use sluicegate::{
         redis::{self, Time},
     },
 };
-use sluicegate_common::adaptive::{Bounds, Method};
+use sluicegate_overload::adaptive::{Bounds, Method};
 use tokio::task::JoinSet;
 
 use super::{

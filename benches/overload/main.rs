@@ -12,7 +12,7 @@ mod worker;
 use std::{fs, path::Path};
 
 use plot::{Panel, svg};
-use sluicegate_common::adaptive::Method;
+use sluicegate_overload::adaptive::Method;
 use upstream::{Limit, SCENARIOS, run};
 
 fn main() {

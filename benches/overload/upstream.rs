@@ -7,7 +7,7 @@ use std::{
 };
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use sluicegate_common::adaptive::{Bounds, Estimate, Method, Sample, Window};
+use sluicegate_overload::adaptive::{Bounds, Estimate, Method, Sample, Window};
 
 pub(crate) const SECOND: u64 = 1_000_000;
 

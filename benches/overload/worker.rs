@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use sluicegate_common::shedder::{Settings, Shedder};
+use sluicegate_overload::shedder::{Settings, Shedder};
 
 /// Classes and their shares of the requests.
 pub(crate) const CLASS_SHARES: [(&str, f64); 4] = [("critical", 0.15), ("POST", 0.2), ("GET", 0.5), ("test", 0.15)];

@@ -9,8 +9,8 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-pub use sluicegate_common::adaptive::{Bounds, Method};
-use sluicegate_common::adaptive::{Estimate, Sample, Window};
+pub use sluicegate_overload::adaptive::{Bounds, Method};
+use sluicegate_overload::adaptive::{Estimate, Sample, Window};
 
 use crate::Outcome;
 

@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
-use sluicegate_common::wire::Writer;
+use sluicegate_wire::Writer;
 use smallvec::SmallVec;
 
 /// List of entries (key and value) that describes one aspect of a request, such as its user.
@@ -208,7 +208,7 @@ impl CheckRequest<'_> {
     /// but not on the cost.
     pub(crate) fn identities(&self) -> impl Iterator<Item = u128> {
         self.descriptors.iter().map(|descriptor| {
-            let mut identity = sluicegate_common::Identity::new(&self.domain);
+            let mut identity = sluicegate_placement::Identity::new(&self.domain);
             descriptor.entries().for_each(|(key, value)| identity.add(key, value));
             if let Some(limit) = descriptor.requested_limit {
                 identity.add_number(u64::from(limit.requests_per_unit) << 8 | limit.unit as u64);
@@ -220,15 +220,15 @@ impl CheckRequest<'_> {
     /// Returns the shard key of the first descriptor, equal to the service's: `domain|user=alice`.
     pub(crate) fn shard_key(&self, shard_by: &[String]) -> SmallVec<[u8; 64]> {
         let mut shard = Vec::with_capacity(64);
-        sluicegate_common::escape(&mut shard, &self.domain, sluicegate_common::ESCAPED);
+        sluicegate_placement::escape(&mut shard, &self.domain, sluicegate_placement::ESCAPED);
         let Some(first) = self.descriptors.first() else {
             return SmallVec::from_vec(shard);
         };
         let mut add = |(key, value): (&str, &str)| {
             shard.push(b'|');
-            sluicegate_common::escape(&mut shard, key, sluicegate_common::ESCAPED);
+            sluicegate_placement::escape(&mut shard, key, sluicegate_placement::ESCAPED);
             shard.push(b'=');
-            sluicegate_common::escape(&mut shard, value, sluicegate_common::ESCAPED);
+            sluicegate_placement::escape(&mut shard, value, sluicegate_placement::ESCAPED);
         };
         let chosen = || shard_by.iter().filter_map(|key| first.entries().find(|(name, _)| name == key));
         if chosen().next().is_none() {

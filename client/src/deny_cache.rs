@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_common::{Expiring, SetAssociativeCache};
+use sluicegate_cache::{Expiring, SetAssociativeCache};
 use smallvec::SmallVec;
 
 use crate::{

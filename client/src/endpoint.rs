@@ -10,8 +10,9 @@ use std::{
 
 use bytes::Bytes;
 use prost::Message;
-use sluicegate_common::{wire::Writer, within};
+use sluicegate_deadline::within;
 use sluicegate_proto::envoy::service::ratelimit::v3::RateLimitResponse;
+use sluicegate_wire::Writer;
 use tokio::time::Instant;
 use tonic::{Code, Status, client::Grpc, codegen::http::uri::PathAndQuery, metadata::MetadataMap, transport::Channel};
 

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_common::Ring;
+use sluicegate_placement::Ring;
 
 use crate::{check_request::CheckRequest, endpoint::Endpoint};
 

@@ -1,7 +1,7 @@
 //! [`LoadShedder`]: sheds the least important requests while this host, or a group of hosts, is overloaded. No request
 //! needs a call to the rate limit service.
 //!
-//! The algorithm is in [`sluicegate_common::shedder`]: it sheds a growing share of the lowest class, then of the next
+//! The algorithm is in [`sluicegate_overload::shedder`]: it sheds a growing share of the lowest class, then of the next
 //! one, and restores them slowly. This module supplies the utilization once a second, measured on this host or reported
 //! by a group of hosts to the service.
 
@@ -13,8 +13,8 @@ use std::{
     time::Duration,
 };
 
-pub use sluicegate_common::shedder::Settings;
-use sluicegate_common::shedder::{Shedder, share};
+pub use sluicegate_overload::shedder::Settings;
+use sluicegate_overload::shedder::{Shedder, share};
 use tokio::{
     runtime::Handle,
     time::{Instant, sleep_until},

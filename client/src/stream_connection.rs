@@ -18,7 +18,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use sluicegate_common::wire::{Fields, Malformed, Writer};
+use sluicegate_wire::{Fields, Malformed, Writer};
 use tokio::{
     sync::{Notify, mpsc, oneshot},
     task::yield_now,

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 use anyhow::{Context, bail};
 use clap::Args;
 
-use sluicegate_common::Ring;
+use sluicegate_placement::Ring;
 
 use super::entries::Entity;
 use crate::{

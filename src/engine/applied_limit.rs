@@ -342,7 +342,7 @@ impl<S> Engine<S> {
 
 /// Returns a holder's number, which is the same on all instances: 48 bits of the name's digest, and never 0.
 pub(super) fn holder_id(name: &str) -> u64 {
-    let mut identity = sluicegate_common::Identity::new(name);
+    let mut identity = sluicegate_placement::Identity::new(name);
     1 + identity.finish() as u64 % Concurrency::MAX_HOLDER
 }
 

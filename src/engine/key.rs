@@ -12,7 +12,7 @@
 use std::io::Write;
 
 use sha2::{Digest, Sha256};
-use sluicegate_common::{ESCAPED, ESCAPED_PATTERN, escape};
+use sluicegate_placement::{ESCAPED, ESCAPED_PATTERN, escape};
 use smallvec::SmallVec;
 
 use super::{ValueHash, bounded};

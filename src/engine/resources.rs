@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use sluicegate_common::{ESCAPED, escape};
+use sluicegate_placement::{ESCAPED, escape};
 
 use super::{Engine, applied_limit::holder_id};
 use crate::{

@@ -19,7 +19,7 @@ use opentelemetry::metrics::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use sluicegate_common::Identity;
+use sluicegate_placement::Identity;
 
 use crate::{
     engine::{Micros, Request, Verdict, read_hash_key},
@@ -220,7 +220,9 @@ mod tests {
     use smallvec::smallvec;
 
     use super::*;
-    use crate::{engine::Descriptor, rules::Entry, test_log::TestLog};
+    use sluicegate_testing::test_log::TestLog;
+
+    use crate::{engine::Descriptor, rules::Entry};
 
     #[test]
     fn finish_waits_until_all_requests_are_written() {

@@ -239,7 +239,7 @@ mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     use super::*;
-    use crate::test_log::TestLog;
+    use sluicegate_testing::test_log::TestLog;
 
     fn statsd(settings: StatsdSettings) -> Statsd {
         Statsd::new(&StatsdSettings { addr: Some("x:1".into()), ..settings }).unwrap().unwrap()

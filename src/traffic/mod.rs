@@ -13,7 +13,7 @@ pub mod text;
 
 pub use file::{Reader, TrafficError, Writer};
 
-use sluicegate_common::wire::{self, Fields, Malformed, Value};
+use sluicegate_wire::{self as wire, Fields, Malformed, Value};
 use smallvec::SmallVec;
 
 use crate::{

@@ -122,7 +122,7 @@ fn the_rust_functions_match_the_vectors() {
         }
     }
     // Utilization reports and assignments are not limits, and adaptive limits are compared with Netflix's own vectors
-    // (common/src/adaptive).
+    // (crates/overload/src/adaptive).
     let not_covered = ["reports of a resource", "adaptive", "assignments of a limit"];
     let names = Algorithm::KINDS.iter().map(|kind| kind.name);
     let expected = names.filter(|name| !name.ends_with("on lease") && !not_covered.contains(name));

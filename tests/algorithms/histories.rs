@@ -16,7 +16,7 @@ use sluicegate::{
     },
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
 };
-use sluicegate_common::adaptive::Method;
+use sluicegate_overload::adaptive::Method;
 use tokio::task::JoinSet;
 
 use crate::{

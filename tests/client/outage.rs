@@ -241,7 +241,7 @@ async fn checks_are_routed_by_the_ring() {
             });
         builder.domain("d").timeout(DEADLINE).routing(routing).connect_lazy().unwrap()
     };
-    let ring = sluicegate_common::Ring::new(addresses.iter().map(|name| (name.as_str(), 1)));
+    let ring = sluicegate_placement::Ring::new(addresses.iter().map(|name| (name.as_str(), 1)));
     let requests = |server: &Option<Server>| {
         let series = "ratelimit_service_total_requests{grpc_method=\"ShouldRateLimit\"}";
         server.as_ref().map_or(0.0, |server| server.metric(series))

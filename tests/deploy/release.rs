@@ -176,7 +176,9 @@ fn published_crates_are_complete_and_the_service_is_not_published() {
     let workspace = cargo_toml("Cargo.toml");
     assert_eq!(workspace["package"]["publish"]["workspace"].as_bool(), Some(true));
     assert_eq!(workspace["workspace"]["package"]["publish"].as_bool(), Some(false));
-    for folder in ["proto", "common", "client"] {
+    let published =
+        ["proto", "client", "crates/cache", "crates/deadline", "crates/overload", "crates/placement", "crates/wire"];
+    for folder in published {
         let package = &cargo_toml(&format!("{folder}/Cargo.toml"))["package"];
         assert_eq!(package["publish"].as_bool(), Some(true), "{folder}");
         for key in ["description", "categories", "keywords", "readme"] {

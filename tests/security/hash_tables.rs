@@ -18,8 +18,8 @@ const UNKEYED: [(&str, &str); 7] = [
     ("src/service/record.rs", "instances must record the same entities: the hash selects, and is stored nowhere"),
     ("src/engine/applied_limit.rs", "identifies a limit that a caller requests, of 128 bits"),
     ("src/engine/quotas/mod.rs", "recognises the counter of one bucket after a change of its rule"),
-    ("common/src/ring.rs", "instances and clients must find the same server"),
-    ("common/src/identity.rs", "the hash function itself"),
+    ("crates/placement/src/ring.rs", "instances and clients must find the same server"),
+    ("crates/placement/src/identity.rs", "the hash function itself"),
 ];
 
 /// The text without comments and tests.
@@ -30,7 +30,7 @@ fn code(text: &str) -> String {
 
 #[test]
 fn only_hashes_that_fill_no_table_are_without_a_random_key() {
-    let sources = [rust_sources("src"), rust_sources("common/src")].concat();
+    let sources = [rust_sources("src"), rust_sources("crates")].concat();
     let is_test = |name: &str| name.ends_with("/tests.rs") || name.contains("/tests/") || name.contains("/model/");
     let unkeyed: BTreeSet<String> = sources
         .into_iter()

@@ -11,7 +11,7 @@ const AUTHENTICATOR: &str = "src/transport/admin/auth.rs";
 
 #[test]
 fn tokens_are_compared_in_one_place() {
-    for (name, text) in rust_sources("src") {
+    for (name, text) in [rust_sources("src"), rust_sources("crates")].concat() {
         let code: String = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
         let reads = code.contains("AUTHORIZATION") || code.contains("\"authorization\"");
         // `sluicegate ctl` sends a token.

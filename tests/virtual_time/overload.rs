@@ -7,7 +7,7 @@ mod upstream;
 #[path = "../../benches/overload/worker.rs"]
 mod worker;
 
-use sluicegate_common::adaptive::Method;
+use sluicegate_overload::adaptive::Method;
 use upstream::{Limit, SCENARIOS, Scenario, run};
 use worker::{CLASS_SHARES, Load, NEAR_CAPACITY, OVERLOAD_PERIOD, reversals};
 

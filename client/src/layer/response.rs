@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, header};
 use http_body::{Body, Frame, SizeHint};
 use prost::Message;
-use sluicegate_common::response_headers;
+use sluicegate_wire::response_headers;
 use tonic::Code;
 
 use crate::{DecidedBy, Descriptor, Verdict, verdict::retry_after_seconds};

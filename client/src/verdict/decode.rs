@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use sluicegate_common::wire::{Fields, Malformed};
 use sluicegate_proto::{envoy::service::ratelimit::v3::rate_limit_response::rate_limit, sluicegate::v1};
+use sluicegate_wire::{Fields, Malformed};
 
 use super::{DecidedBy, GrantOffer, Limit, Status, Verdict};
 

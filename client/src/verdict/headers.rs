@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use sluicegate_common::response_headers;
+use sluicegate_wire::response_headers;
 
 use super::{Status, Verdict};
 use crate::Descriptor;

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 use clap::Args;
 use prost_types::Timestamp;
-use sluicegate_common::{ESCAPED, escape};
+use sluicegate_placement::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{super::entries::Entity, bulk};

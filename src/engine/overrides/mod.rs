@@ -24,7 +24,7 @@ use std::{
     sync::Arc,
 };
 
-use sluicegate_common::Identity;
+use sluicegate_placement::Identity;
 use smallvec::SmallVec;
 
 use self::{

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use percent_encoding::percent_decode_str;
-use sluicegate_common::{ESCAPED, escape};
+use sluicegate_placement::{ESCAPED, escape};
 
 use crate::{algorithm::Algorithm, engine::bounded, rules::Entry};
 

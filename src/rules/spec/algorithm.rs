@@ -3,7 +3,7 @@
 //! The allowed combinations depend on `algorithm`, which may come after the other keywords. All of them are therefore
 //! read before they are checked.
 
-use sluicegate_common::adaptive::Method;
+use sluicegate_overload::adaptive::Method;
 
 use super::{
     Reader,

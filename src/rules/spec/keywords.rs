@@ -2,7 +2,7 @@
 //!
 //! The reader supports no other keywords, and the JSON Schema for editors is generated from these maps.
 
-use sluicegate_common::adaptive::Method;
+use sluicegate_overload::adaptive::Method;
 
 use crate::{
     algorithm::{Algorithm, Consistency, sliding_window::WindowEdge},

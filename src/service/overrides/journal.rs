@@ -160,10 +160,9 @@ mod tests {
         super::{ChangeInfo, ChangeRequest, merge::tests::member_of},
         *,
     };
-    use crate::{
-        engine::overrides::{Scope, Target},
-        test_log::TestLog,
-    };
+    use sluicegate_testing::test_log::TestLog;
+
+    use crate::engine::overrides::{Scope, Target};
 
     async fn start(path: &Path) -> Arc<OverrideSync> {
         let journal = Journal::new(Some(path.to_owned()));

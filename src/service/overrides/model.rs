@@ -12,11 +12,10 @@ use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
 
 use tokio::runtime::{Builder, Runtime};
 
+use sluicegate_testing::model_checker::{self, Model, explore, hash, hash_unordered, pairs};
+
 use super::{merge::tests::member, peer_limits::ValidVersions, *};
-use crate::{
-    algorithm::MAX_NUMBER,
-    model_checker::{self, Model, explore, hash, hash_unordered, pairs},
-};
+use crate::algorithm::MAX_NUMBER;
 
 const TARGET: &str = "limit|api|user=bob";
 

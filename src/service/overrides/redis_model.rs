@@ -14,13 +14,12 @@ use tokio::{
     task::JoinHandle,
 };
 
+use sluicegate_testing::model_checker::{self, Model, explore, hash};
+
 use super::{merge::tests::member_of, *};
-use crate::{
-    model_checker::{self, Model, explore, hash},
-    store::{
-        Redis,
-        redis::controlled::{ControlledRedis, WaitingCall, arguments, with_arguments},
-    },
+use crate::store::{
+    Redis,
+    redis::controlled::{ControlledRedis, WaitingCall, arguments, with_arguments},
 };
 
 const INSTANCES: usize = 2;

@@ -2,13 +2,14 @@
 
 use futures_util::FutureExt;
 
+use sluicegate_testing::test_log::TestLog;
+
 use super::*;
 use crate::{
     algorithm::{Action, Operation},
     engine::{Resources, TokenBucket, tests},
     rules::{self, Options, SourceFile},
     store::AnyStore,
-    test_log::TestLog,
 };
 
 const RULES: &str = "

@@ -23,7 +23,7 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluicegate_common::{Expiring, SetAssociativeCache};
+use sluicegate_cache::{Expiring, SetAssociativeCache};
 use smallvec::SmallVec;
 
 use crate::{

@@ -12,12 +12,12 @@ use super::{
     lease::{GrantReport, Lease, Return},
     store_call::StoreCall,
 };
-#[cfg(test)]
-use crate::model_checker::hash;
 use crate::{
     algorithm::{Action, Algorithm, Consistency, Decision, Micros},
     store::{Counter, Grant, Hit, StepOutcome},
 };
+#[cfg(test)]
+use sluicegate_testing::model_checker::hash;
 
 /// Time without a take after which held hits are returned to the store.
 const IDLE_TIMEOUT: Duration = Duration::from_millis(50);

@@ -190,7 +190,7 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_log::TestLog;
+    use sluicegate_testing::test_log::TestLog;
 
     #[test]
     fn a_server_is_up_when_every_worker_that_uses_it_is_connected() {

@@ -10,7 +10,7 @@
 //! task, so that a caller that disconnects has no effect.
 
 use futures_util::future::join_all;
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use smallvec::SmallVec;
 use tokio::sync::watch;
 

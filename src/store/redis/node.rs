@@ -20,7 +20,7 @@ use std::{
 
 use arc_swap::ArcSwapOption;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,

@@ -4,7 +4,7 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use redis::{Cmd, Value};
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use tokio::sync::watch;
 
 use super::{

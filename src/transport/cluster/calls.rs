@@ -5,7 +5,7 @@ use std::{marker::PhantomData, sync::Arc, time::Duration};
 use bytes::{Buf as _, Bytes};
 use http::uri::PathAndQuery;
 use prost::Message;
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tonic::{
     Request, Status, Streaming,

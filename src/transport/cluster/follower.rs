@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tokio::{
     sync::{Mutex, watch},

@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use opentelemetry::{KeyValue, metrics::Meter};
-use sluicegate_common::wire::Fields;
+use sluicegate_wire::Fields;
 
 use super::{RequestError, texts::text_of};
 use crate::{

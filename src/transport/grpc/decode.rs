@@ -3,8 +3,8 @@
 //! a gateway can shape the values of entries: they have any length, and [`readable`](super::texts::readable) makes any
 //! bytes a text before.
 
-use sluicegate_common::wire::{Fields, Malformed, Value};
 use sluicegate_proto::envoy::r#type::v3::RateLimitUnit;
+use sluicegate_wire::{Fields, Malformed, Value};
 use smallvec::SmallVec;
 
 use super::{Limits, RequestError};

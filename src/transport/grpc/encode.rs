@@ -4,7 +4,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 use prost_types::{ListValue, Struct, Value, value::Kind};
-use sluicegate_common::wire::Writer;
 use sluicegate_proto::envoy::{
     extensions::common::ratelimit::v3::RateLimitDescriptor,
     service::ratelimit::v3::{
@@ -13,6 +12,7 @@ use sluicegate_proto::envoy::{
     },
     r#type::v3::RateLimitUnit,
 };
+use sluicegate_wire::Writer;
 
 use super::{ResponseSettings, headers};
 use crate::{

@@ -1,7 +1,7 @@
 //! Encodes the engine's verdict as a `CheckResponse` of `sluicegate.v1`, with exact numbers.
 
-use sluicegate_common::wire::Writer;
 use sluicegate_proto::sluicegate::v1;
+use sluicegate_wire::Writer;
 
 use super::{RequestError, ResponseSettings, encode::unit, headers};
 use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, OverrideKind, Status, Verdict, overrides::Mode};

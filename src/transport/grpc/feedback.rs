@@ -6,8 +6,8 @@
 use std::fmt::Write;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use sluicegate_common::wire::{Fields, Malformed};
 use sluicegate_proto::sluicegate::v1;
+use sluicegate_wire::{Fields, Malformed};
 
 use super::RequestError;
 use crate::engine::{Feedback, Micros, Sample, Verdict};

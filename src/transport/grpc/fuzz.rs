@@ -12,8 +12,8 @@ use std::{
 use allocation_counter::opt_out;
 use bytes::Bytes;
 use prost::Message;
-use sluicegate_common::wire::Writer;
 use sluicegate_proto::{envoy::service::ratelimit::v3::RateLimitResponse, sluicegate::v1};
+use sluicegate_wire::Writer;
 use tokio::{
     io::{AsyncWrite, AsyncWriteExt, DuplexStream, WriteHalf, copy, duplex, sink, split},
     runtime::{self, Runtime},

@@ -3,7 +3,7 @@
 //!
 //! [`response_headers`] writes the values of the draft. The client crate uses it as well.
 
-use sluicegate_common::{response_headers, wire::Writer};
+use sluicegate_wire::{Writer, response_headers};
 
 use super::{ResponseSettings, settings::HeaderStyle};
 use crate::{

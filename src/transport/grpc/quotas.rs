@@ -8,8 +8,8 @@ use std::{borrow::Cow, future::poll_fn, mem, sync::Arc};
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderMap, Request};
-use sluicegate_common::wire::{Fields, Malformed, Writer};
 use sluicegate_proto::envoy::r#type::v3::rate_limit_strategy::BlanketRule;
+use sluicegate_wire::{Fields, Malformed, Writer};
 use smallvec::SmallVec;
 use tokio::{
     runtime::Handle,

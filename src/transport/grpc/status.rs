@@ -1,6 +1,6 @@
 //! [`RequestError`]: the gRPC status of a failed call. Only this module maps errors of the service to gRPC codes.
 
-use sluicegate_common::wire::Malformed;
+use sluicegate_wire::Malformed;
 use tonic::Code;
 
 use super::caller_errors::{ErrorKind, domain_of};

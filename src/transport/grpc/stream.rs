@@ -16,7 +16,7 @@ use std::{
 use bytes::Bytes;
 use futures_util::{Stream, future::poll_fn, stream::FuturesUnordered};
 use http_body::Frame;
-use sluicegate_common::wire::{Fields, Malformed};
+use sluicegate_wire::{Fields, Malformed};
 use tokio::sync::watch;
 use tokio_util::sync::ReusableBoxFuture;
 

@@ -8,7 +8,7 @@
 
 use std::{borrow::Cow, fmt::Write};
 
-use sluicegate_common::wire::{Fields, Malformed, Value, Writer};
+use sluicegate_wire::{Fields, Malformed, Value, Writer};
 
 use crate::engine::ends_like_bounded;
 

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use sluicegate_proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use tokio::time::sleep;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};

@@ -23,12 +23,12 @@ use std::{num::NonZeroU32, time::Duration};
 
 use smallvec::SmallVec;
 
-#[cfg(test)]
-use crate::model_checker::hash;
 use crate::{
     algorithm::{Action, Algorithm, Decision, Micros, Operation, State},
     store::{Counter, Grant, Hit, StepOutcome},
 };
+#[cfg(test)]
+use sluicegate_testing::model_checker::hash;
 
 /// Number of measurement intervals whose demand a lease covers.
 const LEASE_INTERVALS: u64 = 4;

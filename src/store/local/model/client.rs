@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use sluicegate_client::simulation::{GrantCache, GrantFeedback};
 
+use sluicegate_testing::model_checker::hash;
+
 use super::{KEYS, LeaseModel, setup::Fault};
 use crate::{
     algorithm::Micros,
-    model_checker::hash,
     store::{Counter, Store},
 };
 

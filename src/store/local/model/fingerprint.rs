@@ -1,5 +1,7 @@
 //! The hash that identifies a state of the model.
 
+use sluicegate_testing::model_checker::{hash, hash_unordered};
+
 use super::{
     INSTANCES, LeaseModel, Request,
     client::{Check, Stage},
@@ -7,7 +9,6 @@ use super::{
 };
 use crate::{
     algorithm::State,
-    model_checker::{hash, hash_unordered},
     store::{Charge, StepOutcome, StoreError},
 };
 

@@ -27,11 +27,10 @@ use self::{
     network::{Call, Network, REQUEST, Remote, lock},
     setup::{Fault, Setup, WINDOW},
 };
+use sluicegate_testing::model_checker::{self, Model, explore};
+
 use super::*;
-use crate::{
-    algorithm::{Action, Algorithm, Operation},
-    model_checker::{self, Model, explore},
-};
+use crate::algorithm::{Action, Algorithm, Operation};
 
 const KEYS: [&[u8]; 2] = [b"{d|k=v}", b"{d|k=w}"];
 const INSTANCES: usize = 2;

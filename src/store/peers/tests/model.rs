@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
-use crate::model_checker::{self, Model, explore, hash, pairs};
+use sluicegate_testing::model_checker::{self, Model, explore, hash, pairs};
 
 /// The limit, which no search reaches.
 const LIMIT: u64 = 1_000;

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use sluicegate_common::Ring;
+use sluicegate_placement::Ring;
 
 #[cfg(any(test, fuzzing))]
 pub(super) use self::query::read_any;

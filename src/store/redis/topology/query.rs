@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use redis::{ConnectionAddr, RedisError, RedisResult, Value};
-use sluicegate_common::within;
+use sluicegate_deadline::within;
 use tokio::task::JoinSet;
 
 use super::{

@@ -7,7 +7,9 @@ mod lock;
 use std::{collections::BTreeMap, fs::OpenOptions};
 
 use super::{line::MAX_LINE_BYTES, *};
-use crate::{store::overrides::OverrideChange, test_log::TestLog};
+use sluicegate_testing::test_log::TestLog;
+
+use crate::store::overrides::OverrideChange;
 
 fn change(version: u64, target: &str, after: Option<&str>) -> Change {
     let changed = OverrideChange { target: target.into(), before: None, after: after.map(str::to_owned) };

@@ -1,0 +1,219 @@
+//! [`Adaptive`]: a concurrency limit on requests in flight that follows their latency, shared by all instances.
+//!
+//! The slots are those of [`Concurrency`] and are held and released in the same way. A release contains the latency of
+//! the request. The state contains the slots, and after them the learned limit, the baseline latency, and the
+//! samples since the last update (see [`sluicegate_overload::adaptive`] for the formulas). An unused limit remembers it
+//! for an hour.
+
+use sluicegate_overload::adaptive::{self, Bounds, Estimate, Method, Window};
+
+use super::{
+    Action, Algorithm, Arguments, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    RequestContext, Sample, State, concurrency::Concurrency,
+};
+
+/// A concurrency limiter with a limit that follows latency.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Adaptive {
+    slots: Concurrency,
+    method: Method,
+    bounds: Bounds,
+    sample: Option<Sample>,
+}
+
+/// The bounds contain only integers.
+impl Eq for Adaptive {}
+
+/// Lifetime of the learned state after the last request.
+const LEARNED_TTL: Micros = Micros::from_secs(3_600);
+/// Length of the learned state in bytes: limit, baseline, measured (doubles), count (4), probing (1); the end of the
+/// window (7), sum (a double), count, in flight and dropped (4 each).
+const LEARNED_BYTES: usize = 56;
+/// Maximum latency in microseconds: one hour.
+const MAX_LATENCY: u64 = 3_600_000_000;
+
+/// The learned state.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Learned {
+    estimate: Estimate,
+    window: Window,
+}
+
+impl Learned {
+    fn new(method: Method, bounds: &Bounds) -> Self {
+        Self { estimate: Estimate::new(method, bounds), window: Window::default() }
+    }
+
+    /// Reads the learned state and returns it with the length of the slots before it. An invalid one is reset.
+    fn read(bytes: &[u8], method: Method, bounds: &Bounds) -> (Self, usize) {
+        let fresh = Self::new(method, bounds);
+        let Some((slots, tail)) = bytes.split_last_chunk::<LEARNED_BYTES>() else {
+            return (fresh, 0);
+        };
+        let number = |at: usize, size: usize| {
+            let mut wide = [0; 8];
+            wide[..size].copy_from_slice(&tail[at..at + size]);
+            u64::from_le_bytes(wide)
+        };
+        let double = |at| Some(f64::from_bits(number(at, 8))).filter(|number| (0.0..1e15).contains(number));
+        let (Some(limit), Some(baseline), Some(measured), Some(sum)) = (double(0), double(8), double(16), double(36))
+        else {
+            return (fresh, slots.len());
+        };
+        // The bounds may have changed since the state was written.
+        let limit = limit.max(bounds.floor.into()).min(bounds.ceiling.into());
+        let estimate = Estimate { limit, baseline, count: number(24, 4) as u32, probing_steps: tail[28], measured };
+        let [count, in_flight, dropped] = [44, 48, 52].map(|at| number(at, 4) as u32);
+        (Self { estimate, window: Window { end: number(29, 7), sum, count, in_flight, dropped } }, slots.len())
+    }
+
+    fn write(&self, state: &mut State) {
+        let Self { estimate, window } = self;
+        let mut tail = [0; LEARNED_BYTES];
+        let mut write = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
+        write(0, &estimate.limit.to_bits().to_le_bytes());
+        write(8, &estimate.baseline.to_bits().to_le_bytes());
+        write(16, &estimate.measured.to_bits().to_le_bytes());
+        write(24, &estimate.count.to_le_bytes());
+        write(28, &[estimate.probing_steps]);
+        write(29, &window.end.to_le_bytes()[..7]);
+        write(36, &window.sum.to_bits().to_le_bytes());
+        write(44, &window.count.to_le_bytes());
+        write(48, &window.in_flight.to_le_bytes());
+        write(52, &window.dropped.to_le_bytes());
+        state.append(&tail);
+    }
+}
+
+impl Adaptive {
+    /// Creates a limiter; `None` if the bounds are not in order, or if [`Concurrency`] does not support the ceiling or
+    /// the hold.
+    #[must_use]
+    pub fn new(method: Method, bounds: Bounds, hold: Micros) -> Option<Self> {
+        let Bounds { floor, ceiling, initial, timeout } = bounds;
+        let fits = floor >= 1 && floor <= initial && initial <= ceiling && timeout > 0 && timeout <= MAX_LATENCY;
+        let slots = Concurrency::new(MaxHits::hard(ceiling.into()), hold)?;
+        fits.then_some(Self { slots, method, bounds, sample: None })
+    }
+
+    fn learned(&self, state: &State) -> (Learned, usize) {
+        Learned::read(state.as_bytes(), self.method, &self.bounds)
+    }
+
+    /// Returns the slots with the current limit.
+    fn slots(&self, learned: &Learned) -> Concurrency {
+        self.slots.with_limit(learned.estimate.limit(&self.bounds).into())
+    }
+
+    fn learn(&self, learned: &mut Learned, sample: Sample, in_flight: u64, now: Micros) {
+        let latency = sample.latency.get().clamp(1, MAX_LATENCY) as f64;
+        let sample = adaptive::Sample { latency, in_flight: in_flight as u32, dropped: sample.dropped };
+        if let Some(all) = learned.window.add(sample, now.get()) {
+            learned.estimate.update(self.method, &self.bounds, all, now.get());
+        }
+    }
+}
+
+impl Limiter for Adaptive {
+    const NAME: &'static str = "adaptive";
+    const KEYWORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
+    const TAG: &'static str = "ad";
+    /// The script of [`Concurrency`], which both algorithms share.
+    const SCRIPT: &'static str = Concurrency::SCRIPT;
+    const ARGUMENTS: &'static [&'static str] = Concurrency::ARGUMENTS;
+
+    /// Builds a limiter. `spec.requests` is the ceiling, and `spec.window` the hold.
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let defaults = Bounds::default();
+        let ceiling = spec.requests;
+        let floor = spec.floor.unwrap_or(defaults.floor);
+        let initial = spec.initial.unwrap_or(defaults.initial.clamp(floor.min(ceiling), ceiling));
+        let timeout = spec.timeout.map_or(defaults.timeout, Micros::get);
+        if spec.soft.is_some() || spec.counts_denied() {
+            let keyword = if spec.soft.is_some() { "soft" } else { "count_denied" };
+            return Err(InvalidLimit { keyword, reason: "adaptive supports neither soft nor count_denied" });
+        }
+        if u64::from(ceiling) > Concurrency::MAX_SLOTS {
+            return Err(InvalidLimit {
+                keyword: "ceiling",
+                reason: "adaptive stores every slot: ceiling must be at most 1000",
+            });
+        }
+        if timeout == 0 || timeout > MAX_LATENCY {
+            return Err(InvalidLimit {
+                keyword: "timeout",
+                reason: "timeout must be greater than 0 and at most 1 hour",
+            });
+        }
+        let bounds = Bounds { floor, ceiling, initial, timeout };
+        if floor == 0 || floor > initial || initial > ceiling {
+            return Err(InvalidLimit {
+                keyword: "floor",
+                reason: "floor must be at least 1, initial at least floor, and ceiling at least initial",
+            });
+        }
+        let reason = "hold must be greater than 0 and at most 1 day";
+        let method = spec.method.unwrap_or_default();
+        Ok(Self::new(method, bounds, spec.window).ok_or(InvalidLimit { keyword: "hold", reason })?.into())
+    }
+
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let mut arguments = self.slots.arguments(operation);
+        if let Some(method) = arguments.last_mut() {
+            *method = 1 + self.method as u64;
+        }
+        let Bounds { floor, ceiling, initial, timeout } = self.bounds;
+        arguments.extend([floor, ceiling, initial].map(u64::from));
+        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, MAX_LATENCY));
+        let dropped = self.sample.is_some_and(|sample| sample.dropped);
+        arguments.extend([timeout, latency, dropped.into()]);
+        arguments
+    }
+
+    fn with_context(self, context: RequestContext) -> Self {
+        Self { slots: self.slots.with_context(context), sample: context.sample, ..self }
+    }
+
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let (mut learned, slots) = self.learned(state);
+        let tail = state.as_bytes().len() - slots;
+        state.cut_back(tail);
+        let before = Concurrency::in_flight(state, operation.now);
+        let allowed = self.slots(&learned).step(state, operation);
+        // Only the release of a held slot counts as a sample, not a repeated release.
+        if let Some(sample) = self.sample.filter(|_| operation.action == Action::Refund)
+            && Concurrency::in_flight(state, operation.now) < before
+        {
+            self.learn(&mut learned, sample, before, operation.now);
+        }
+        if !state.is_empty() || learned != Learned::new(self.method, &self.bounds) {
+            learned.write(state);
+        }
+        allowed
+    }
+
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let (learned, slots) = self.learned(state);
+        let limit = learned.estimate.limit(&self.bounds);
+        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], operation, allowed);
+        Decision { limit: Some(limit), shed: !allowed, ..decision }
+    }
+
+    /// Returns `true`, because a slot may be released at any moment.
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
+        true
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let (_, slots) = self.learned(state);
+        self.slots.held_slots(&state.as_bytes()[..slots], now)
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let (_, slots) = self.learned(state);
+        self.slots.expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+//! Rate limiting algorithms: pure integer arithmetic on a few bytes of state, without I/O and without a clock.
+//!
+//! Every algorithm implements [`Limiter`] in a folder with the same files: `mod.rs` (the type and its arithmetic),
+//! `script.lua` (the same state transition for Redis; token bucket, leaky bucket and GCRA share `bucket/script.lua`)
+//! and `tests.rs`. The `list` module names all algorithms, and no other code has to. docs/reference/algorithms.md
+//! contains the formulas with their units, sources and bounds.
+//!
+//! An algorithm has two halves. [`Limiter::step`] changes the state and has to be atomic: a store runs it while it
+//! holds the lock of the counter, and the Lua script is its equivalent for Redis. [`Limiter::explain`] computes the
+//! [`Decision`] from the state after a step. It exists only once, in Rust, for every store.
+
+pub mod adaptive;
+pub mod assignments;
+mod bucket;
+mod classes;
+pub mod concurrency;
+mod consistency;
+mod drain_state;
+mod drain_time;
+pub mod fixed_window;
+mod forecast;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+pub mod gcra;
+#[cfg(test)]
+mod laws;
+pub mod leaky_bucket;
+pub mod leased_bucket;
+mod limit_spec;
+mod list;
+mod max_hits;
+mod micros;
+mod proportion;
+mod rate;
+pub mod reports;
+pub mod shares;
+pub mod sliding_log;
+pub mod sliding_window;
+mod state;
+pub mod token_bucket;
+pub mod warm_up;
+
+pub use classes::{Classes, InvalidClasses};
+pub use consistency::Consistency;
+pub use forecast::{CounterPart, forecast};
+pub use limit_spec::{AlgorithmKind, InvalidLimit, LimitSpec};
+pub use list::Algorithm;
+pub use max_hits::MaxHits;
+pub use micros::Micros;
+pub use state::State;
+
+use smallvec::SmallVec;
+
+/// Largest count and longest duration that every store can hold: numbers in Lua are doubles, exact up to 2⁵³.
+pub const MAX_NUMBER: u64 = (1 << 53) - 1;
+
+/// Returns a number of hits that every store can hold: at most [`MAX_NUMBER`].
+///
+/// Whoever reads a number of hits from a caller, an operator or a file bounds it, so that no other code has to.
+#[must_use]
+pub fn bound_hits(hits: u64) -> u64 {
+    hits.min(MAX_NUMBER)
+}
+
+/// Maximum time by which a stored instant may be ahead of the clock.
+///
+/// Clocks step back by seconds, and counted hits stay counted then. An instant further ahead was written while a clock
+/// was wrong, so it is corrected and callers do not have to wait for it.
+pub const CLOCK_SLACK: Micros = Micros::from_secs(60);
+
+/// Maximum length of a fixed window and maximum drain time of a bucket: 100 years of 365 days.
+pub const MAX_PERIOD: Micros = Micros::from_secs(100 * 31_536_000);
+
+/// Beginning of the Redis program: Lua helpers that several scripts call.
+pub const PRELUDE: &str = include_str!("prelude.lua");
+
+/// The effect of an [`Operation`] on a counter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Takes the cost if the algorithm allows it.
+    Take,
+    /// Computes the decision for a take without changing the counter.
+    Peek,
+    /// Returns the cost to the counter, up to its full capacity.
+    Refund,
+    /// Undoes a take of this cost at the given instant, of the same counter and limit.
+    ///
+    /// Afterwards the counter is as if the take had not happened, or has slightly less remaining, never more. If the
+    /// window of the take has ended, nothing is returned; a bucket regains only the part that has not drained since.
+    /// The action is meant for immediately after the take: a warm-up keeps this promise only for the duration of one
+    /// hit, and is slightly warmer after that.
+    RollBack(Micros),
+}
+
+impl Action {
+    /// Returns whether the action can only increase the remaining hits.
+    #[must_use]
+    pub const fn releases(self) -> bool {
+        matches!(self, Self::Refund | Self::RollBack(_))
+    }
+}
+
+/// One operation on one counter.
+#[derive(Clone, Copy, Debug)]
+pub struct Operation {
+    /// Action to perform.
+    pub action: Action,
+    /// Cost in hits; values above [`MAX_NUMBER`] count as [`MAX_NUMBER`].
+    pub cost: u64,
+    /// Time of the operation.
+    pub now: Micros,
+}
+
+impl Operation {
+    /// Returns whether an allowed cost exceeds the limit proper of a soft limit; `used` is the count after the step.
+    fn is_soft(self, used: u64, max_hits: MaxHits) -> bool {
+        match self.action {
+            Action::Take => used > max_hits.limit(),
+            Action::Peek => used.saturating_add(self.cost) > max_hits.limit(),
+            Action::Refund | Action::RollBack(_) => false,
+        }
+    }
+}
+
+/// The caller of an operation, for algorithms that distinguish callers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RequestContext {
+    /// Holder of the slots that are taken or released; 0 for slots without a holder.
+    pub holder: u64,
+    /// Index of the caller's class among the classes that share the counter.
+    pub class: u8,
+    /// Latency and outcome of the request that held the released slots.
+    pub sample: Option<Sample>,
+}
+
+/// The latency and outcome of one request that held a slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Time for which the request held the slot.
+    pub latency: Micros,
+    /// Whether the request timed out or the upstream rejected it because of overload.
+    pub dropped: bool,
+}
+
+/// The result of an operation, as reported to the caller.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Decision {
+    /// Whether the cost is allowed.
+    pub allowed: bool,
+    /// Whether the cost is allowed only because the limit is soft.
+    pub soft: bool,
+    /// Whether the cost is denied because of other callers, although the caller is within its own share.
+    pub shed: bool,
+    /// Limit that currently applies to this caller, if it differs from the rule's.
+    pub limit: Option<u32>,
+    /// Hits that would still be allowed now within the limit.
+    pub remaining: u64,
+    /// Hits that currently count against the limit; above the limit if denied hits count too or the limit is soft.
+    pub used: u64,
+    /// Time until the full limit is available again, if no other requests arrive.
+    pub reset: Micros,
+    /// Time until more hits remain than now, if no other requests arrive; zero if nothing is used.
+    pub next: Micros,
+    /// If denied: time until the same cost would be allowed, if no other requests arrive; `None` if it never will be.
+    pub retry_after: Option<Micros>,
+    /// If allowed: time for which the caller must wait before it continues.
+    pub delay: Micros,
+}
+
+/// Numbers that a script receives for one operation, in the order of [`Limiter::ARGUMENTS`].
+pub type Arguments = SmallVec<[u64; 12]>;
+
+/// The interface of every algorithm. Implementors are small values that are validated on creation, so only
+/// [`Limiter::build`] can fail.
+pub trait Limiter: Copy + Into<Algorithm> {
+    /// Name of the algorithm in rule files. Variants that a rule selects by a keyword of another algorithm have names
+    /// with spaces.
+    const NAME: &'static str;
+
+    /// Keywords that a rule may add for this algorithm, besides those that all algorithms accept.
+    const KEYWORDS: &'static [&'static str];
+
+    /// Short prefix for keys, which separates the counters of different algorithms.
+    const TAG: &'static str;
+
+    /// Lua equivalent of [`Limiter::step`]: the body of a function that returns `allowed` (1 or 0) and the new state.
+    ///
+    /// The script can use everything in `prelude.lua`, the [`Limiter::ARGUMENTS`] by their names, and:
+    ///
+    /// - `key`, and `keep`: the milliseconds by which the key outlives its use
+    /// - `action`: `TAKE`, `PEEK`, `REFUND` or `ROLL_BACK`, and `taken`: the instant of the take to roll back
+    /// - `now` in microseconds
+    /// - `more`: the position of further arguments in `records`
+    ///
+    /// The state is a string of the same bytes as [`State`], or an integer, which stands for its eight bytes.
+    const SCRIPT: &'static str;
+
+    /// Names that the script uses for the first of [`Limiter::arguments`].
+    const ARGUMENTS: &'static [&'static str];
+
+    /// Builds the algorithm with the parameters of a limit, which allows at least one hit per window.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error with the keyword at fault if the parameters are out of range or not supported.
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit>;
+
+    /// Returns parameters from which [`Self::build`] builds the same algorithm.
+    ///
+    /// Returns `None` if hits that another instance counted cannot be added to a counter of this algorithm.
+    fn spec(&self) -> Option<LimitSpec> {
+        None
+    }
+
+    /// Returns the numbers that the script receives for one operation.
+    fn arguments(&self, operation: Operation) -> Arguments;
+
+    /// Returns a part of the key that separates counters of one descriptor whose states cannot be distinguished.
+    fn scope(&self) -> Option<u64> {
+        None
+    }
+
+    /// Returns the same algorithm for one caller, if it distinguishes callers.
+    #[must_use]
+    fn with_context(self, _context: RequestContext) -> Self {
+        self
+    }
+
+    /// Changes the state and returns whether the cost is allowed. A peek takes nothing.
+    fn step(&self, state: &mut State, operation: Operation) -> bool;
+
+    /// Computes the decision from the state after a step.
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision;
+
+    /// Returns whether a denied take counts as well.
+    fn counts_denied(&self) -> bool {
+        false
+    }
+
+    /// Returns whether a denial by this state must not be cached, because it changes later decisions or may end at any
+    /// moment.
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
+        self.counts_denied()
+    }
+
+    /// Returns the algorithm that takes leases from the same counter: it denies takes that are only allowed by a soft
+    /// limit, and its denials do not count. Returns `None` if hits that are spent later could add up to more than the
+    /// limit.
+    fn leasing(&self) -> Option<Algorithm> {
+        None
+    }
+
+    /// Returns the end of a lease that was taken at `counted`. Only meaningful for the result of [`Self::leasing`].
+    fn lease_ends(&self, counted: Micros) -> Micros {
+        counted
+    }
+
+    /// Returns the minimum lifetime of a lease, if it is constant.
+    fn lease_lifetime(&self) -> Micros {
+        MAX_PERIOD
+    }
+
+    /// Returns the algorithm that counts hits which were allowed elsewhere: a take counts even if it is denied, and a
+    /// bucket goes into debt.
+    fn recording(&self) -> Algorithm {
+        (*self).into()
+    }
+
+    /// Returns whether hits counted at `counted` no longer count at `now`, regardless of other hits.
+    fn has_expired(&self, _counted: Micros, _now: Micros) -> bool {
+        false
+    }
+
+    /// Returns whether the state contains hits of times after `now`, because the clock has stepped back. A bucket is
+    /// ahead until it has drained.
+    ///
+    /// A step before `now` could take a state that is ahead for one of a wrong clock.
+    fn is_ahead(&self, _state: &State, _now: Micros) -> bool {
+        false
+    }
+
+    /// Returns the hits that the state contains, with the times for which they count, the oldest first. Empty for
+    /// buckets, whose state is only a level.
+    fn parts(&self, _state: &State, _now: Micros) -> Vec<CounterPart> {
+        Vec::new()
+    }
+
+    /// Returns the instant from which the state has the same meaning as a new one.
+    fn expires(&self, state: &State, now: Micros) -> Micros;
+}

@@ -1,0 +1,151 @@
+//! [`LimitSpec`]: the parameters of a limit, from which an algorithm is built.
+
+use sluicegate_overload::adaptive::Method;
+
+use super::{Algorithm, Classes, MaxHits, Micros, sliding_window::WindowEdge};
+
+/// The parameters of a limit. Parameters that are `None` have the default of the algorithm.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LimitSpec {
+    /// Hits per window.
+    pub requests: u32,
+    /// Length of the window.
+    pub window: Micros,
+    /// Number of counters per window.
+    pub buckets: Option<u32>,
+    /// Weight of the oldest counter of a sliding window.
+    pub edge: Option<WindowEdge>,
+    /// Hits that a bucket allows at once.
+    pub burst: Option<u32>,
+    /// Hits that a leaky bucket may delay.
+    pub queue: Option<u32>,
+    /// Time in which the rate rises from a third to the full rate.
+    pub warm_up: Option<Micros>,
+    /// Whether denied hits count too.
+    pub count_denied: Option<bool>,
+    /// Minimum time between two allowed hits.
+    pub min_interval: Option<Micros>,
+    /// Percentage above the limit that a soft limit allows.
+    pub soft: Option<u32>,
+    /// Classes that share the limit.
+    pub classes: Option<Classes>,
+    /// Method by which an adaptive limit follows latency.
+    pub method: Option<Method>,
+    /// Minimum of an adaptive limit.
+    pub floor: Option<u32>,
+    /// Initial value of an adaptive limit.
+    pub initial: Option<u32>,
+    /// Latency above which a request counts as dropped.
+    pub timeout: Option<Micros>,
+}
+
+impl LimitSpec {
+    /// Returns `hits` with the percentage that a soft limit allows in addition.
+    #[must_use]
+    pub fn max_hits(&self, hits: u64) -> MaxHits {
+        MaxHits::soft(hits, self.soft.unwrap_or_default())
+    }
+
+    /// Returns the parameters divided by `parts`, rounded up. The parts may add up to slightly more than the whole, and
+    /// no part is zero.
+    #[must_use]
+    pub fn divided(&self, parts: u32) -> Self {
+        let divide = |number: u32| number.div_ceil(parts.max(1));
+        Self {
+            requests: divide(self.requests),
+            burst: self.burst.map(divide),
+            queue: self.queue.map(divide),
+            floor: self.floor.map(divide),
+            initial: self.initial.map(divide),
+            classes: self.classes.map(|classes| classes.divided(parts)),
+            ..*self
+        }
+    }
+
+    /// Returns whether denied hits count; by default they do not.
+    #[must_use]
+    pub fn counts_denied(&self) -> bool {
+        self.count_denied.unwrap_or(false)
+    }
+
+    /// Returns the burst, by default the hits per window.
+    pub(super) fn burst(&self) -> Result<u32, InvalidLimit> {
+        match self.burst.unwrap_or(self.requests) {
+            0 => Err(InvalidLimit { keyword: "burst", reason: "burst must be at least 1" }),
+            burst => Ok(burst),
+        }
+    }
+}
+
+/// Error returned when no algorithm can be built from a [`LimitSpec`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}")]
+pub struct InvalidLimit {
+    /// Keyword of the rule that is at fault.
+    pub keyword: &'static str,
+    /// Error message.
+    pub reason: &'static str,
+}
+
+impl InvalidLimit {
+    pub(super) const WINDOW: Self =
+        Self { keyword: "unit_multiplier", reason: "the window of a sliding window or log must be at most 10 years" };
+    pub(super) const BURST: Self = Self { keyword: "burst", reason: "burst must refill within 100 years" };
+}
+
+/// A kind of algorithm: its names and its constructor.
+#[derive(Clone, Copy, Debug)]
+pub struct AlgorithmKind {
+    /// See [`super::Limiter::NAME`].
+    pub name: &'static str,
+    /// See [`super::Limiter::KEYWORDS`].
+    pub keywords: &'static [&'static str],
+    /// See [`super::Limiter::build`].
+    pub build: fn(&LimitSpec) -> Result<Algorithm, InvalidLimit>,
+}
+
+impl PartialEq for AlgorithmKind {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for AlgorithmKind {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_of_hits_is_divided_and_rounded_up() {
+        let classes = Classes::new(&[(5, 10), (0, 1)], 10).unwrap();
+        let spec = LimitSpec {
+            requests: 10,
+            window: Micros::from_secs(60),
+            burst: Some(7),
+            queue: Some(5),
+            soft: Some(10),
+            classes: Some(classes),
+            floor: Some(3),
+            initial: Some(4),
+            ..LimitSpec::default()
+        };
+        let part = LimitSpec {
+            requests: 4,
+            burst: Some(3),
+            queue: Some(2),
+            classes: Some(classes.divided(3)),
+            floor: Some(1),
+            initial: Some(2),
+            ..spec
+        };
+        assert_eq!(spec.divided(3), part);
+        assert_eq!(spec.divided(1), spec);
+    }
+
+    #[test]
+    fn kinds_are_equal_if_their_names_are_equal() {
+        assert_eq!(Algorithm::kind("fixed_window"), Some(Algorithm::DEFAULT));
+        assert_ne!(Algorithm::kind("gcra"), Some(Algorithm::DEFAULT));
+    }
+}
