@@ -73,7 +73,7 @@ pub mod service;
 
 pub mod engine;
 
-pub mod rules;
+pub use sluicegate_rules as rules;
 
 pub mod store;
 

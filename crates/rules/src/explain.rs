@@ -170,7 +170,7 @@ impl fmt::Display for Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Options, SourceFile, compile};
+    use crate::{Options, SourceFile, compile};
 
     #[test]
     fn explains_each_step_of_a_lookup_and_its_result() {

@@ -5,13 +5,11 @@ use super::{
     keywords::{ELASTIC, MAX_PERCENT},
 };
 use crate::{
-    algorithm::{AlgorithmKind, LimitSpec},
-    rules::{
-        limit::{Limit, LimitError, Measure},
-        matcher::Elastic,
-        yaml::Yaml,
-    },
+    limit::{Limit, LimitError, Measure},
+    matcher::Elastic,
+    yaml::Yaml,
 };
+use sluicegate_algorithm::{AlgorithmKind, LimitSpec};
 
 /// Default of `idle`: utilization in percent up to which the highest limit applies.
 const DEFAULT_IDLE: u32 = 50;

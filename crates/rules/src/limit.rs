@@ -1,6 +1,6 @@
 //! [`Limit`]: a maximum number of requests per window or in flight, and the algorithm that counts them.
 
-use crate::algorithm::{
+use sluicegate_algorithm::{
     Algorithm, AlgorithmKind, InvalidLimit, LimitSpec, MAX_PERIOD, Micros, State, fixed_window::FixedWindow,
 };
 

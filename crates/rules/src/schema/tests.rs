@@ -4,7 +4,7 @@ use jsonschema::Validator;
 use serde_json::Number;
 
 use super::*;
-use crate::rules::{
+use crate::{
     Options, SourceFile, compile,
     yaml::{self, Document, Kind, Yaml},
 };
@@ -57,7 +57,7 @@ fn rule_files(folder: &Path, found: &mut Vec<(String, String)>) {
 fn every_example_is_valid() {
     let mut files = Vec::new();
     for folder in ["deploy", "tests"] {
-        rule_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join(folder), &mut files);
+        rule_files(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(folder), &mut files);
     }
     assert!(files.len() > 8, "{files:?}");
     let validator = validator();

@@ -3,14 +3,14 @@
 use std::{hash::BuildHasher, sync::Arc};
 
 use super::{Group, NO_PARENT, Node, Rule, RuleSet, Segment};
-use crate::rules::diagnostic::Location;
+use crate::diagnostic::Location;
 
 /// Maximum number of patterns of one level that are compared with a further one. The time for all of them is quadratic.
 const MAX_COVERING_PATTERNS: usize = 1_000;
 
 impl RuleSet {
     /// Returns the root node of the domain, and adds it if it is missing.
-    pub(in crate::rules) fn add_domain(&mut self, domain: &str) -> u32 {
+    pub(crate) fn add_domain(&mut self, domain: &str) -> u32 {
         if let Some(root) = self.domain_root(domain) {
             return root;
         }
@@ -26,12 +26,7 @@ impl RuleSet {
     /// # Errors
     ///
     /// Returns the `shard_by` of another file if it differs.
-    pub(in crate::rules) fn set_domain(
-        &mut self,
-        domain: &str,
-        charge_all: bool,
-        shard_by: &[String],
-    ) -> Result<(), String> {
+    pub(crate) fn set_domain(&mut self, domain: &str, charge_all: bool, shard_by: &[String]) -> Result<(), String> {
         if !charge_all && shard_by.is_empty() {
             return Ok(());
         }
@@ -54,7 +49,7 @@ impl RuleSet {
     /// text of `pattern` matches it with any text in place of each `*`. Conversely, a pattern that does not match the
     /// text does not match the value with another character in place of each `*`, if no pattern contains this
     /// character. Several patterns together therefore match no more of the values than one of them.
-    pub(in crate::rules) fn covering_pattern(&self, parent: u32, key: &str, pattern: &str) -> Option<&str> {
+    pub(crate) fn covering_pattern(&self, parent: u32, key: &str, pattern: &str) -> Option<&str> {
         let wildcards = self.group(parent, key)?.1.wildcards.as_ref()?;
         if wildcards.len() > MAX_COVERING_PATTERNS {
             return None;
@@ -67,7 +62,7 @@ impl RuleSet {
     /// # Errors
     ///
     /// Returns the location of the existing node if there is one with the same key and value.
-    pub(in crate::rules) fn add_child(
+    pub(crate) fn add_child(
         &mut self,
         parent: u32,
         key: &Arc<str>,
@@ -107,20 +102,20 @@ impl RuleSet {
     }
 
     /// Adds a rule and attaches it to the nodes.
-    pub(in crate::rules) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
+    pub(crate) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
         let id = u32::try_from(self.rules.len()).ok();
         nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
         self.rules.push(rule);
     }
 
     /// Releases unused capacity.
-    pub(in crate::rules) fn shrink(&mut self) {
+    pub(crate) fn shrink(&mut self) {
         self.nodes.shrink_to_fit();
         self.groups.shrink_to_fit();
         self.rules.shrink_to_fit();
     }
 
-    pub(in crate::rules) fn node_mut(&mut self, id: u32) -> &mut Node {
+    pub(crate) fn node_mut(&mut self, id: u32) -> &mut Node {
         &mut self.nodes[id as usize]
     }
 

@@ -8,7 +8,7 @@ mod compile;
 mod custom_limit;
 mod diagnostic;
 mod explain;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod ip_prefix;
 mod limit;

@@ -26,7 +26,7 @@ use super::{
     metadata::Metadata,
     yaml::{self, Kind, Yaml},
 };
-use crate::algorithm::{Algorithm, LimitSpec};
+use sluicegate_algorithm::{Algorithm, LimitSpec};
 
 /// A rule file.
 pub(super) struct File {

@@ -8,7 +8,7 @@ use super::{
     limit::{FailurePolicy, Limit, Unit},
     spec,
 };
-use crate::algorithm::{Algorithm, Consistency};
+use sluicegate_algorithm::{Algorithm, Consistency};
 
 /// A limit that applies to a descriptor in place of its rule's limit.
 #[derive(Clone, Debug)]
@@ -158,10 +158,8 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{
-        algorithm::{LimitSpec, Micros},
-        rules::Measure,
-    };
+    use crate::Measure;
+    use sluicegate_algorithm::{LimitSpec, Micros};
 
     fn read(text: &str) -> Result<CustomLimit, String> {
         CustomLimit::read(text, Options::default())

@@ -2,7 +2,7 @@
 //! regular expressions or networks.
 
 use super::keywords::{DESCRIPTOR, MapSchema, PLANS, RATE_LIMIT, ROOT};
-use crate::rules::{diagnostic::Location, limit::Unit};
+use crate::{diagnostic::Location, limit::Unit};
 
 /// Keywords of other systems with the meaning of one of ours.
 struct ForeignWords {
@@ -166,7 +166,7 @@ pub(super) fn nearest_keyword(keyword: &str, map: &MapSchema) -> Option<&'static
 }
 
 /// Returns the most similar name, if at least half of it is the same.
-pub(in crate::rules) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
+pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<&'n str> {
     let (distance, nearest) = most_similar(name, known)?;
     (distance * 2 <= name.chars().count()).then_some(nearest)
 }

@@ -14,7 +14,7 @@ use super::{
     spec::{self, Descriptor, File, Plans, RateLimit},
     unreachable,
 };
-use crate::algorithm::Micros;
+use sluicegate_algorithm::Micros;
 
 /// The name and text of one rule file.
 #[derive(Clone, Debug)]

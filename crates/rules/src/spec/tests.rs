@@ -1,7 +1,7 @@
 //! Tests of the reader of rule files.
 
 use super::*;
-use crate::rules::{Rule, SourceFile, compile};
+use crate::{Rule, SourceFile, compile};
 
 /// Compiles a descriptor with these keywords and returns its rule, if it has a limit, or the errors.
 fn read_descriptor(keywords: &str) -> Result<Option<Rule>, Vec<String>> {

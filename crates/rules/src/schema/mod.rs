@@ -6,7 +6,7 @@
 use serde_json::{Value, json};
 
 use super::spec::keywords::{Keyword, MAPS, MapSchema, ROOT, ValueSchema};
-use crate::algorithm::Algorithm;
+use sluicegate_algorithm::Algorithm;
 
 /// Returns the JSON Schema of rule files.
 #[must_use]
@@ -50,7 +50,7 @@ fn algorithm_conditions() -> Vec<Value> {
     let all: Vec<_> = Algorithm::named().collect();
     let algorithms_with =
         |name: &str| all.iter().filter(|kind| kind.keywords.contains(&name)).map(|kind| kind.name).collect::<Vec<_>>();
-    let condition = |kind: &crate::algorithm::AlgorithmKind| {
+    let condition = |kind: &sluicegate_algorithm::AlgorithmKind| {
         let keywords = all.iter().flat_map(|other| other.keywords).filter(|keyword| !kind.keywords.contains(keyword));
         let rejected: serde_json::Map<String, Value> = keywords
             .map(|keyword| {

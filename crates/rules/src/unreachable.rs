@@ -43,7 +43,7 @@ pub(super) fn warn_about_hidden_levels(list: &[Descriptor], diagnostics: &mut Di
 mod tests {
     use proptest::prelude::*;
 
-    use crate::rules::{Entry, Lookup, Options, RuleSet, SourceFile, compile};
+    use crate::{Entry, Lookup, Options, RuleSet, SourceFile, compile};
 
     /// Compiles a level with these patterns and, at the end, a descriptor without a value. Returns the rules and, for
     /// each descriptor, whether there is a warning that it is never reached.

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{RateLimit, Reader, keywords::PLANS};
-use crate::rules::{
+use crate::{
     diagnostic::Location,
     yaml::{Kind, Yaml},
 };
@@ -13,22 +13,22 @@ const DEFAULT_KEY: &str = "plan";
 
 /// The plans of a file, with their limits and the entities that are assigned to them.
 #[derive(Default)]
-pub(in crate::rules) struct Plans {
+pub(crate) struct Plans {
     /// Key of the entry that contains a request's plan.
-    pub(in crate::rules) key: String,
+    pub(crate) key: String,
     /// Plan of requests without a plan or with an unknown one.
-    pub(in crate::rules) default: String,
+    pub(crate) default: String,
     /// Plans by name.
-    pub(in crate::rules) plans: BTreeMap<String, Plan>,
+    pub(crate) plans: BTreeMap<String, Plan>,
     /// Plans of entities without a plan entry, by the key and the value of an entry.
-    pub(in crate::rules) entities: HashMap<(Box<str>, Box<str>), String>,
+    pub(crate) entities: HashMap<(Box<str>, Box<str>), String>,
 }
 
 /// The limits of one plan, by name.
 #[derive(Default)]
-pub(in crate::rules) struct Plan {
-    pub(in crate::rules) location: Location,
-    pub(in crate::rules) limits: HashMap<String, RateLimit>,
+pub(crate) struct Plan {
+    pub(crate) location: Location,
+    pub(crate) limits: HashMap<String, RateLimit>,
 }
 
 impl Plans {

@@ -10,10 +10,8 @@ use super::{
     keywords::{EDGES, MAX_PERCENT},
     sharing::{Capacity, Sharing},
 };
-use crate::{
-    algorithm::{Algorithm, AlgorithmKind, LimitSpec, Micros},
-    rules::{diagnostic::Location, limit::Measure, matcher::ModifierEntry, yaml::Yaml},
-};
+use crate::{diagnostic::Location, limit::Measure, matcher::ModifierEntry, yaml::Yaml};
+use sluicegate_algorithm::{Algorithm, AlgorithmKind, LimitSpec, Micros};
 
 /// Default of `hold`: the maximum time for which a request in flight counts.
 const DEFAULT_HOLD: Micros = Micros::from_secs(60);

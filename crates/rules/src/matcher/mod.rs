@@ -21,7 +21,7 @@ use super::{
     metadata::Metadata,
     wildcard::Wildcards,
 };
-use crate::algorithm::Consistency;
+use sluicegate_algorithm::Consistency;
 
 /// One key and its value in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,7 +46,7 @@ pub struct Rule {
     pub limit: Option<Arc<Limit>>,
     /// Name of the limit, if it has one.
     pub name: Option<Arc<str>>,
-    pub(in crate::rules) policy: OnceLock<Arc<str>>,
+    pub(crate) policy: OnceLock<Arc<str>>,
     /// Names of the limits of a request that do not apply if this limit does.
     pub replaces: Vec<String>,
     /// Whether the limit is counted and measured, but never enforced.
@@ -96,8 +96,8 @@ pub struct Node {
     pub ip_prefix: Option<IpPrefix>,
     /// Kind of modifier entry; `None` if the value is part of the counter's name.
     pub modifier: Option<ModifierEntry>,
-    pub(in crate::rules) rule: Option<u32>,
-    pub(in crate::rules) has_children: bool,
+    pub(crate) rule: Option<u32>,
+    pub(crate) has_children: bool,
     /// Position of the level in its file.
     pub location: Location,
 }
@@ -141,13 +141,13 @@ pub struct Plan {
 
 /// Rules of one descriptor by plan name, from which the request's plan selects one, and the plans of entities.
 #[derive(Debug, Default)]
-pub(in crate::rules) struct Plans {
-    pub(in crate::rules) rules: HashMap<Box<str>, u32>,
-    pub(in crate::rules) entities: Arc<PlanAssignments>,
+pub(crate) struct Plans {
+    pub(crate) rules: HashMap<Box<str>, u32>,
+    pub(crate) entities: Arc<PlanAssignments>,
 }
 
 /// Plans of entities, by the key and the value of an entry.
-pub(in crate::rules) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
+pub(crate) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
 
 /// Kind of a modifier entry. Modifier entries are not part of the counter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -189,7 +189,7 @@ pub enum Lookup<'r> {
 
 /// The nodes with the same parent and key.
 #[derive(Clone)]
-pub(in crate::rules) struct Group {
+pub(crate) struct Group {
     parent: u32,
     key: Arc<str>,
     any: Option<u32>,
@@ -236,7 +236,7 @@ impl RuleSet {
     }
 
     /// Returns all rules for changes that do not affect their meaning.
-    pub(crate) fn rules_mut(&mut self) -> &mut [Rule] {
+    pub fn rules_mut(&mut self) -> &mut [Rule] {
         &mut self.rules
     }
 
@@ -341,7 +341,7 @@ impl RuleSet {
     /// Returns the rule of the request's plan, which is the plan in its plan entry or the plan of one of its entities.
     ///
     /// Returns `default`, the rule of the default plan, if the request has no plan or an unknown one.
-    pub(in crate::rules) fn select_plan_rule<'r, 'e>(
+    pub(crate) fn select_plan_rule<'r, 'e>(
         &'r self,
         default: &'r Rule,
         entries: impl Iterator<Item = Entry<'e>>,
@@ -410,12 +410,12 @@ impl RuleSet {
         }
     }
 
-    pub(in crate::rules) fn domain_root(&self, domain: &str) -> Option<u32> {
+    pub(crate) fn domain_root(&self, domain: &str) -> Option<u32> {
         self.group(NO_PARENT, domain)?.1.any
     }
 
     /// Returns the child node that matches the entry.
-    pub(in crate::rules) fn child_of(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
+    pub(crate) fn child_of(&self, parent: u32, entry: Entry<'_>) -> Option<u32> {
         if !self.node(parent).has_children {
             return None;
         }
@@ -424,7 +424,7 @@ impl RuleSet {
         exact().or_else(|| group.wildcards.as_ref()?.find(entry.value)).or(group.any)
     }
 
-    pub(in crate::rules) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
+    pub(crate) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
         let same = |id: &u32| {
             let group = &self.groups[*id as usize];
             group.parent == parent && *group.key == *key
@@ -434,7 +434,7 @@ impl RuleSet {
     }
 
     /// Returns the keys of the children of a node.
-    pub(in crate::rules) fn keys_of_level(&self, parent: u32) -> impl Iterator<Item = &str> {
+    pub(crate) fn keys_of_level(&self, parent: u32) -> impl Iterator<Item = &str> {
         self.groups.iter().filter(move |group| group.parent == parent).map(|group| &*group.key)
     }
 
@@ -444,17 +444,17 @@ impl RuleSet {
         Some(*node)
     }
 
-    pub(in crate::rules) fn rule_of(&self, node: &Node) -> Option<&Rule> {
+    pub(crate) fn rule_of(&self, node: &Node) -> Option<&Rule> {
         node.rule.map(|rule| &self.rules[rule as usize])
     }
 
-    pub(in crate::rules) fn node(&self, id: u32) -> &Node {
+    pub(crate) fn node(&self, id: u32) -> &Node {
         &self.nodes[id as usize]
     }
 }
 
 impl Plan {
-    pub(in crate::rules) fn new(name: &str, plans: &Arc<Plans>) -> Self {
+    pub(crate) fn new(name: &str, plans: &Arc<Plans>) -> Self {
         Self { name: name.into(), plans: Arc::clone(plans) }
     }
 
@@ -527,7 +527,7 @@ impl Node {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rules::{Options, SourceFile, compile};
+    use crate::{Options, SourceFile, compile};
 
     fn rules(text: String) -> RuleSet {
         compile(&[SourceFile { name: "d.yaml".into(), text }], Options::default()).unwrap().0

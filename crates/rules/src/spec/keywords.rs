@@ -4,33 +4,31 @@
 
 use sluicegate_overload::adaptive::Method;
 
-use crate::{
-    algorithm::{Algorithm, Consistency, sliding_window::WindowEdge},
-    rules::limit::{FailurePolicy, Unit},
-};
+use crate::limit::{FailurePolicy, Unit};
+use sluicegate_algorithm::{Algorithm, Consistency, sliding_window::WindowEdge};
 
 /// A map of a rule file with a fixed set of keywords.
-pub(in crate::rules) struct MapSchema {
+pub(crate) struct MapSchema {
     /// Name of the map in the JSON Schema.
-    pub(in crate::rules) name: &'static str,
+    pub(crate) name: &'static str,
     /// Where the map is in a file, as in diagnostics: `under rate_limit`.
-    pub(in crate::rules) context: &'static str,
+    pub(crate) context: &'static str,
     /// A short map, as an example in diagnostics.
-    pub(in crate::rules) example: &'static str,
-    pub(in crate::rules) keywords: &'static [Keyword],
+    pub(crate) example: &'static str,
+    pub(crate) keywords: &'static [Keyword],
     /// Names of the required keywords.
-    pub(in crate::rules) required: &'static [&'static str],
+    pub(crate) required: &'static [&'static str],
 }
 
 /// A keyword of a map.
-pub(in crate::rules) struct Keyword {
-    pub(in crate::rules) name: &'static str,
-    pub(in crate::rules) value: ValueSchema,
-    pub(in crate::rules) description: &'static str,
+pub(crate) struct Keyword {
+    pub(crate) name: &'static str,
+    pub(crate) value: ValueSchema,
+    pub(crate) description: &'static str,
 }
 
 /// The type of a keyword's value.
-pub(in crate::rules) enum ValueSchema {
+pub(crate) enum ValueSchema {
     /// A scalar as text.
     Text,
     Boolean,
@@ -73,7 +71,7 @@ const fn keyword(name: &'static str, value: ValueSchema, description: &'static s
 }
 
 /// All maps with keywords.
-pub(in crate::rules) const MAPS: [&MapSchema; 8] =
+pub(crate) const MAPS: [&MapSchema; 8] =
     [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS];
 
 /// Values of `charge`, and whether they mean that a request takes hits from all of its limits or from none.
@@ -83,7 +81,7 @@ pub(super) const EDGES: [(&str, WindowEdge); 2] = [("weighted", WindowEdge::Weig
 /// Maximum percentage of soft and elastic limits; a higher one is treated as a mistake.
 pub(super) const MAX_PERCENT: u32 = 1_000;
 
-pub(in crate::rules) static ROOT: MapSchema = MapSchema {
+pub(crate) static ROOT: MapSchema = MapSchema {
     name: "file",
     context: "at the top of the file",
     example: "{ domain: api, descriptors: [{ key: user, rate_limit: { unit: minute, requests_per_unit: 100 } }] }",
@@ -109,7 +107,7 @@ pub(in crate::rules) static ROOT: MapSchema = MapSchema {
     required: &["domain"],
 };
 
-pub(in crate::rules) static DESCRIPTOR: MapSchema = MapSchema {
+pub(crate) static DESCRIPTOR: MapSchema = MapSchema {
     name: "descriptor",
     context: "in a descriptor",
     example: "{ key: user, rate_limit: { unit: minute, requests_per_unit: 100 } }",
@@ -161,7 +159,7 @@ pub(in crate::rules) static DESCRIPTOR: MapSchema = MapSchema {
     required: &["key"],
 };
 
-pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
+pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
     name: "rate_limit",
     context: "under rate_limit",
     example: "{ unit: minute, requests_per_unit: 100 }",
@@ -310,7 +308,7 @@ pub(in crate::rules) static RATE_LIMIT: MapSchema = MapSchema {
     required: &[],
 };
 
-pub(in crate::rules) static REPLACES: MapSchema = MapSchema {
+pub(crate) static REPLACES: MapSchema = MapSchema {
     name: "replaces",
     context: "in an entry of replaces",
     example: "{ name: base }",
@@ -318,7 +316,7 @@ pub(in crate::rules) static REPLACES: MapSchema = MapSchema {
     required: &["name"],
 };
 
-pub(in crate::rules) static IP_PREFIX: MapSchema = MapSchema {
+pub(crate) static IP_PREFIX: MapSchema = MapSchema {
     name: "ip_prefix",
     context: "under ip_prefix",
     example: "{ v4: 24, v6: 56 }",
@@ -329,7 +327,7 @@ pub(in crate::rules) static IP_PREFIX: MapSchema = MapSchema {
     required: &[],
 };
 
-pub(in crate::rules) static ELASTIC: MapSchema = MapSchema {
+pub(crate) static ELASTIC: MapSchema = MapSchema {
     name: "elastic",
     context: "under elastic",
     example: "{ resource: db, up_to: 200% }",
@@ -358,7 +356,7 @@ pub(in crate::rules) static ELASTIC: MapSchema = MapSchema {
     required: &["resource", "up_to"],
 };
 
-pub(in crate::rules) static SHARE: MapSchema = MapSchema {
+pub(crate) static SHARE: MapSchema = MapSchema {
     name: "share",
     context: "in a class of shares",
     example: "{ min: 10%, max: 50% }",
@@ -377,7 +375,7 @@ pub(in crate::rules) static SHARE: MapSchema = MapSchema {
     required: &[],
 };
 
-pub(in crate::rules) static PLANS: MapSchema = MapSchema {
+pub(crate) static PLANS: MapSchema = MapSchema {
     name: "plans",
     context: "under plans",
     example: "{ default: free, limits: { free: { calls: { unit: minute, requests_per_unit: 100 } } } }",

@@ -60,7 +60,7 @@ pub(super) fn unknown_names(set: &RuleSet, replaced: Vec<Replaced>) -> Vec<Diagn
 
 #[cfg(test)]
 mod tests {
-    use crate::rules::{Options, SourceFile, compile};
+    use crate::{Options, SourceFile, compile};
 
     fn warnings(texts: &[&str]) -> Vec<String> {
         let files: Vec<SourceFile> = texts

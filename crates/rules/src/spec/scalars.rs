@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use super::{Reader, hints};
-use crate::rules::{
+use crate::{
     diagnostic::Location,
     yaml::{Kind, Yaml},
 };

@@ -5,43 +5,41 @@ use super::{
     keywords::{RATE_LIMIT, REPLACES},
 };
 use crate::{
-    algorithm::Consistency,
-    rules::{
-        diagnostic::Location,
-        limit::{FailurePolicy, Limit, Measure, Unit},
-        matcher::{Elastic, ModifierEntry},
-        yaml::{Kind, Yaml},
-    },
+    diagnostic::Location,
+    limit::{FailurePolicy, Limit, Measure, Unit},
+    matcher::{Elastic, ModifierEntry},
+    yaml::{Kind, Yaml},
 };
+use sluicegate_algorithm::Consistency;
 
 /// A limit and the settings that depend on its rule.
 #[derive(Default)]
-pub(in crate::rules) struct RateLimit {
+pub(crate) struct RateLimit {
     /// The limit; `None` if unlimited.
-    pub(in crate::rules) limit: Option<Limit>,
+    pub(crate) limit: Option<Limit>,
     /// One instance's share of the limit.
-    pub(in crate::rules) divided_limit: Option<Limit>,
-    pub(in crate::rules) name: String,
-    pub(in crate::rules) replaces: Vec<ReplacedLimit>,
-    pub(in crate::rules) on_error: Option<FailurePolicy>,
-    pub(in crate::rules) consistency: Consistency,
+    pub(crate) divided_limit: Option<Limit>,
+    pub(crate) name: String,
+    pub(crate) replaces: Vec<ReplacedLimit>,
+    pub(crate) on_error: Option<FailurePolicy>,
+    pub(crate) consistency: Consistency,
     /// Modifier entries and their keys, in the order in which they come after the entries that select the counter.
-    pub(in crate::rules) modifiers: Vec<(ModifierEntry, String)>,
+    pub(crate) modifiers: Vec<(ModifierEntry, String)>,
     /// Names of the classes that share the limit, in the order of its class table.
-    pub(in crate::rules) classes: Vec<Box<str>>,
-    pub(in crate::rules) sheds: bool,
-    pub(in crate::rules) elastic: Option<Elastic>,
+    pub(crate) classes: Vec<Box<str>>,
+    pub(crate) sheds: bool,
+    pub(crate) elastic: Option<Elastic>,
     /// Name of the limit in the request's plan that applies in place of this one.
-    pub(in crate::rules) by_plan: Option<(String, Location)>,
+    pub(crate) by_plan: Option<(String, Location)>,
     /// Location of `count_denied: true`, if it is present.
     pub(super) count_denied: Option<Location>,
 }
 
 /// The name of a limit that another one replaces.
 #[derive(Clone)]
-pub(in crate::rules) struct ReplacedLimit {
-    pub(in crate::rules) name: String,
-    pub(in crate::rules) location: Location,
+pub(crate) struct ReplacedLimit {
+    pub(crate) name: String,
+    pub(crate) location: Location,
 }
 
 /// The keywords from which the limit is built.
