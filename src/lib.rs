@@ -79,7 +79,9 @@ pub mod store;
 
 pub use sluicegate_algorithm as algorithm;
 
-pub mod metrics;
+pub use sluicegate_metrics as metrics;
+
+pub mod process;
 pub mod replay;
 pub mod telemetry;
 pub mod traffic;

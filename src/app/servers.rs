@@ -18,7 +18,8 @@ use super::{
     telemetry::Telemetry,
 };
 use crate::{
-    metrics::{Pauses, Stalls, WorkerId},
+    metrics::WorkerId,
+    process::{Pauses, Stalls},
     service::{Admin, Check, Clock, Quotas, ResourceReports, reload::Reloader},
     settings::Settings,
     store::{self, AnyStore},

@@ -3,25 +3,20 @@
 //!
 //! A store runs the algorithm's step while the counter is locked, and does not depend on the algorithm.
 
-mod hit;
-mod identity;
 pub mod local;
-pub mod memory;
 mod metrics;
 pub mod overrides;
 pub mod peers;
-mod pending;
 pub mod redis;
 
-pub use hit::{
-    AHEAD, Blocks, Charge, Counter, Decider, Grant, Hit, HitDecision, HitDecisions, StepOutcome, StepOutcomes,
-    next_answer, only_answer,
-};
 pub use local::Local;
-pub use memory::Memory;
 pub use metrics::Metrics;
 pub use peers::Peers;
 pub use redis::Redis;
+pub use sluicegate_store::{
+    AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
+    StepOutcomes, Store, StoreError, identity, memory, next_answer, only_answer, pending,
+};
 
 use crate::algorithm::{Micros, State};
 
@@ -32,114 +27,6 @@ pub struct ActivityReports {
     pub is_read: bool,
     /// The report of each instance, by its name. Empty unless the caller reads them.
     pub reports: Vec<(String, Vec<u8>)>,
-}
-
-/// Error returned when the store could not decide a hit. A denial is never an error.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum StoreError {
-    /// The store is known to be unavailable. The call was not sent.
-    #[error("store is unavailable")]
-    Unavailable,
-    /// The store did not answer within the deadline. The hits may or may not have been counted.
-    #[error("store did not answer within the deadline")]
-    Timeout,
-    /// The store answered with an error instead of decisions.
-    #[error("store rejected the call")]
-    Rejected,
-    /// The connection broke. The hits may or may not have been counted.
-    #[error("connection to the store failed")]
-    Broken,
-    /// The service lost the answer: a state that should be impossible. The hits may or may not have been counted.
-    #[error("the service lost the answer of the store, which is a bug")]
-    Lost,
-}
-
-impl StoreError {
-    /// All errors.
-    pub const ALL: [Self; 5] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken, Self::Lost];
-
-    /// Returns the error for an answer that must be there and is not. Panics in tests.
-    #[must_use]
-    #[track_caller]
-    pub fn lost() -> Self {
-        debug_assert!(false, "an answer of the store is missing");
-        Self::Lost
-    }
-
-    /// Returns the error's label value in metrics.
-    #[must_use]
-    pub const fn kind(self) -> &'static str {
-        match self {
-            Self::Unavailable => "unavailable",
-            Self::Timeout => "timeout",
-            Self::Rejected => "rejected",
-            Self::Broken => "broken",
-            Self::Lost => "lost",
-        }
-    }
-}
-
-/// A store of counters.
-///
-/// A store guarantees, for any number of callers in any number of processes:
-///
-/// - The hits of one call are decided in order, and each one atomically. Under [`Charge::All`] they are decided
-///   atomically together.
-/// - One call is one round trip to each server that has one of its counters.
-/// - A call ends within the store's deadline.
-///
-/// Under [`Charge::All`], hits on several servers are taken on each server separately, and rolled back if one is
-/// denied. `docs/guides/redis.md` describes the effect on other callers.
-pub trait Store {
-    /// Decides all hits of one request. `now` is the service's time; a store with its own clock may use that instead.
-    fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> impl Future<Output = HitDecisions> + Send;
-
-    /// Returns the shared state of a counter, and its time by the store's clock. Nothing is taken.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the store is unavailable, does not answer within the deadline, or rejects the call.
-    fn read(&self, counter: &Counter, now: Micros) -> impl Future<Output = Result<(State, Micros), StoreError>> + Send;
-
-    /// Deletes a counter and returns whether it existed. Leases on the counter remain valid until they end.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the store is unavailable, does not answer within the deadline, or rejects the call.
-    fn delete(&self, name: &[u8], per_second: bool) -> impl Future<Output = Result<bool, StoreError>> + Send;
-
-    /// Finishes grant `id` of a counter and returns the unused hits to the lease.
-    ///
-    /// `used` is the number of hits that the caller reports as admitted. Returns the number of them that the grant
-    /// covered, which is 0 for an unknown grant and in a store without grants.
-    fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64;
-}
-
-impl<S: Store + Send + Sync> Store for std::sync::Arc<S> {
-    async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
-        (**self).apply(hits, charge, now).await
-    }
-
-    async fn read(&self, counter: &Counter, now: Micros) -> Result<(State, Micros), StoreError> {
-        (**self).read(counter, now).await
-    }
-
-    async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
-        (**self).delete(name, per_second).await
-    }
-
-    fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64 {
-        (**self).report(counter, id, used, now)
-    }
-}
-
-/// A store that returns the state of its counters, from which [`Local`] can compute further decisions.
-pub trait CounterStore {
-    /// Decides all hits as [`Store::apply`] does, and returns the counters' new states.
-    fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> impl Future<Output = StepOutcomes> + Send;
-
-    /// Deletes a counter and returns whether it existed, as [`Store::delete`] does.
-    fn delete(&self, name: &[u8], per_second: bool) -> impl Future<Output = Result<bool, StoreError>> + Send;
 }
 
 /// The store selected by the settings.

@@ -98,7 +98,7 @@ impl Shared {
             deny_cache,
             leases,
             eventual_counters: EventualCounters::new(eventual),
-            secret: Secret::new(),
+            secret: Secret::random(),
             clock,
             metrics,
         })

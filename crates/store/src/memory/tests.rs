@@ -2,7 +2,7 @@
 //! `tests/redis/stores.rs`.
 
 use super::*;
-use crate::algorithm::{Algorithm, MaxHits, fixed_window::FixedWindow, sliding_log::SlidingLog};
+use sluicegate_algorithm::{Algorithm, MaxHits, fixed_window::FixedWindow, sliding_log::SlidingLog};
 
 fn algorithm(limit: u64, seconds: u64) -> Algorithm {
     FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(seconds), true).unwrap().into()

@@ -6,16 +6,17 @@ use sha2::{Digest, Sha256};
 use siphasher::sip128::{Hasher128, SipHasher13};
 
 /// A random hash key, so that callers cannot construct two counter names with the same hash.
-pub(super) struct Secret([u8; 16]);
+pub struct Secret([u8; 16]);
 
 impl Secret {
     /// Generates a random secret.
-    pub(super) fn new() -> Self {
+    #[must_use]
+    pub fn random() -> Self {
         Self(rand::random())
     }
 
     /// Returns the 128-bit keyed SipHash-1-3 of a counter's name.
-    pub(super) fn identity(&self, key: &[u8]) -> u128 {
+    pub fn identity(&self, key: &[u8]) -> u128 {
         let mut hasher = SipHasher13::new_with_key(&self.0);
         hasher.write(key);
         hasher.finish128().as_u128()
@@ -31,7 +32,7 @@ pub type CounterDigest = [u8; 11];
 ///
 /// Callers know the digests of their names, and could choose many that share a place in a hash table. So the low bits of
 /// an identity depend on a secret as well. The digest can be computed from the identity.
-pub(super) struct Digests {
+pub struct Digests {
     secret: Secret,
     /// Odd factor that selects the shard.
     factor: u64,
@@ -39,19 +40,20 @@ pub(super) struct Digests {
 
 impl Digests {
     /// Generates a random secret.
-    pub(super) fn new() -> Self {
-        Self { secret: Secret::new(), factor: rand::random::<u64>() | 1 }
+    #[must_use]
+    pub fn random() -> Self {
+        Self { secret: Secret::random(), factor: rand::random::<u64>() | 1 }
     }
 
     /// Returns the digest of a counter's name.
-    pub(super) fn digest(key: &[u8]) -> CounterDigest {
+    pub fn digest(key: &[u8]) -> CounterDigest {
         let mut digest = CounterDigest::default();
         digest.copy_from_slice(&Sha256::digest(key)[..11]);
         digest
     }
 
     /// Returns the identity of a digest: its low 88 bits are a permutation of the digest.
-    pub(super) fn identity(&self, digest: CounterDigest) -> u128 {
+    pub fn identity(&self, digest: CounterDigest) -> u128 {
         let [a, b, c, d, e, f, g, h, high @ ..] = digest;
         let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_add(self.offset(high));
         let [i, j, k] = high;
@@ -61,7 +63,7 @@ impl Digests {
     }
 
     /// Returns the digest from the low 88 bits of an identity.
-    pub(super) fn digest_of(&self, identity: [u8; 11]) -> CounterDigest {
+    pub fn digest_of(&self, identity: [u8; 11]) -> CounterDigest {
         let [a, b, c, d, e, f, g, h, high @ ..] = identity;
         let low = u64::from_le_bytes([a, b, c, d, e, f, g, h]).wrapping_sub(self.offset(high));
         let mut digest = identity;
@@ -80,10 +82,10 @@ mod tests {
 
     #[test]
     fn a_digest_is_the_same_in_all_processes_and_its_identity_is_not() {
-        assert_ne!(Secret::new().identity(b"{d|k=v}fw:1"), Secret::new().identity(b"{d|k=v}fw:1"));
+        assert_ne!(Secret::random().identity(b"{d|k=v}fw:1"), Secret::random().identity(b"{d|k=v}fw:1"));
         let digest = Digests::digest(b"{d|k=v}fw:1");
         assert_eq!(digest[..4], [0xbd, 0x60, 0xef, 0x47]);
-        let (one, other) = (Digests::new(), Digests::new());
+        let (one, other) = (Digests::random(), Digests::random());
         assert_ne!(one.identity(digest) as u64, other.identity(digest) as u64);
         assert_ne!(one.identity(digest) as u64, one.identity(Digests::digest(b"another")) as u64);
         for names in [&one, &other] {
@@ -95,7 +97,7 @@ mod tests {
 
     #[test]
     fn digests_have_many_shards() {
-        let digests = Digests::new();
+        let digests = Digests::random();
         let shard = |number: u8| digests.identity(Digests::digest(&[number])) >> 112;
         let shards: std::collections::BTreeSet<_> = (0..100).map(shard).collect();
         assert!(shards.len() > 50, "{shards:?}");

@@ -3,13 +3,9 @@
 
 mod histogram;
 mod log_throttle;
-mod pauses;
-mod stalls;
 
 pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
 pub use log_throttle::LogThrottle;
-pub use pauses::Pauses;
-pub use stalls::{Stalls, Watchdog};
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +27,7 @@ pub struct Striped<T>(Box<[CacheLine<T>]>);
 /// A value on cache lines of its own, so that threads that use its neighbours do not wait for it.
 #[repr(align(64))]
 #[derive(Default)]
-pub(crate) struct CacheLine<T>(pub(crate) T);
+pub struct CacheLine<T>(pub T);
 
 impl<T: Default> Striped<T> {
     /// Creates one stripe for each of `workers` workers.

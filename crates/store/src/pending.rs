@@ -4,24 +4,24 @@
 //! counted elsewhere to a copy. Eventual counters use both to synchronise with Redis (`store/local`), and the memory
 //! store uses both to exchange hits with peers (`store/peers`).
 
-use crate::algorithm::{Action, Algorithm, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
 
 /// Maximum time by which hits are added before the present. A state appears to be written by a wrong clock if it is
-/// ahead by more than [`CLOCK_SLACK`](crate::algorithm::CLOCK_SLACK), and this is well below.
+/// ahead by more than [`CLOCK_SLACK`](sluicegate_algorithm::CLOCK_SLACK), and this is well below.
 const MAX_AGE: Micros = Micros::from_secs(30);
 
 /// Hits of one counter that this instance has counted and not passed on yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PendingHits {
+pub struct PendingHits {
     /// Number of hits; negative if more hits were refunded than taken.
-    pub(super) hits: i64,
+    pub hits: i64,
     /// Time of the last hit.
-    pub(super) counted_at: Micros,
+    pub counted_at: Micros,
 }
 
 impl PendingHits {
     /// Adds the hits of an operation. Returns `false` if the algorithm has not counted them.
-    pub(super) fn count(&mut self, algorithm: &Algorithm, operation: Operation, allowed: bool) -> bool {
+    pub fn count(&mut self, algorithm: &Algorithm, operation: Operation, allowed: bool) -> bool {
         let cost = i64::try_from(operation.cost).unwrap_or(i64::MAX);
         let hits = match operation.action {
             Action::Take if allowed || algorithm.counts_denied() => cost,
@@ -33,7 +33,7 @@ impl PendingHits {
     }
 
     /// Adds later hits. The earlier ones are dropped if they no longer count.
-    pub(super) fn add(&mut self, algorithm: &Algorithm, later: Self) {
+    pub fn add(&mut self, algorithm: &Algorithm, later: Self) {
         if self.hits != 0 && algorithm.has_expired(self.counted_at, later.counted_at) {
             self.hits = 0;
         }
@@ -42,7 +42,7 @@ impl PendingHits {
     }
 
     /// Takes the hits that still count.
-    pub(super) fn take(&mut self, algorithm: &Algorithm, now: Micros) -> Self {
+    pub fn take(&mut self, algorithm: &Algorithm, now: Micros) -> Self {
         let taken = std::mem::take(self);
         if algorithm.has_expired(taken.counted_at, now) { Self { hits: 0, ..taken } } else { taken }
     }
@@ -51,7 +51,7 @@ impl PendingHits {
 /// Adds hits that were counted elsewhere, even above the limit. Negative hits are refunded.
 ///
 /// Hits that no longer count are ignored. Returns whether the state may have changed.
-pub(super) fn add_hits(algorithm: &Algorithm, state: &mut State, pending: PendingHits, now: Micros) -> bool {
+pub fn add_hits(algorithm: &Algorithm, state: &mut State, pending: PendingHits, now: Micros) -> bool {
     let PendingHits { hits, counted_at } = pending;
     if hits == 0 || algorithm.has_expired(counted_at, now) {
         return false;
@@ -70,7 +70,7 @@ pub(super) fn add_hits(algorithm: &Algorithm, state: &mut State, pending: Pendin
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{
+    use sluicegate_algorithm::{
         MaxHits,
         fixed_window::FixedWindow,
         sliding_log::SlidingLog,

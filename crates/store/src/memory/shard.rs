@@ -13,10 +13,9 @@ use super::{
     changes::{ChangeLog, Changes},
     hash::Hash,
 };
-use crate::{
-    algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State},
-    store::pending::{PendingHits, add_hits},
-};
+use sluicegate_algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
+
+use crate::pending::{PendingHits, add_hits};
 
 /// Number of slots in a chunk. A chunk fits into 8 KiB, which allocators provide without waste.
 const SLOTS_PER_CHUNK: usize = 8192 / size_of::<Slot>();

@@ -1,10 +1,9 @@
 //! [`Changes`]: the hits that a shard has counted since its changes were last taken, for the peers of this instance.
 
 use super::hash::Hash;
-use crate::{
-    algorithm::{Algorithm, Micros, Operation},
-    store::{identity::CounterDigest, pending::PendingHits},
-};
+use sluicegate_algorithm::{Algorithm, Micros, Operation};
+
+use crate::{identity::CounterDigest, pending::PendingHits};
 
 /// Number of limits that are compared before a limit is listed again.
 const COMPARED_LIMITS: usize = 8;
@@ -23,7 +22,9 @@ pub struct Change {
 }
 
 impl Change {
-    pub(in crate::store) fn pending_at(&self, counted_at: Micros) -> PendingHits {
+    /// Returns the hits, counted at this time.
+    #[must_use]
+    pub fn pending_at(&self, counted_at: Micros) -> PendingHits {
         PendingHits { hits: self.hits, counted_at }
     }
 }

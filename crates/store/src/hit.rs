@@ -5,7 +5,7 @@ use std::{borrow::Borrow, num::NonZeroU32};
 use smallvec::SmallVec;
 
 use super::StoreError;
-use crate::algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
 
 /// Time by which a hit can count in advance.
 pub const AHEAD: Micros = Micros::new(50_000);
@@ -243,7 +243,7 @@ pub fn only_answer<T>(answers: SmallVec<[Result<T, StoreError>; 1]>) -> Result<T
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, leaky_bucket::LeakyBucket};
+    use sluicegate_algorithm::{MaxHits, fixed_window::FixedWindow, leaky_bucket::LeakyBucket};
 
     /// Under `Charge::All`, a take that is not charged because another hit was denied has the outcome of a peek.
     #[test]

@@ -30,10 +30,8 @@ use super::{
     identity::{CounterDigest, Digests, Secret},
     pending::PendingHits,
 };
-use crate::{
-    algorithm::{Action, Algorithm, Micros, Operation, State},
-    metrics::CacheLine,
-};
+use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
+use sluicegate_metrics::CacheLine;
 
 /// Number of shards. It is high enough that two workers rarely want the same lock. With 40 shards, a million counters
 /// fill the shards' tables to three quarters; with 64, the tables would have just doubled and be almost half empty.
@@ -98,13 +96,13 @@ impl Memory {
     /// Creates an empty store with a new secret.
     #[must_use]
     pub fn new(settings: &Settings) -> Self {
-        Self::with_names(settings, Names::Secret(Secret::new()))
+        Self::with_names(settings, Names::Secret(Secret::random()))
     }
 
     /// Creates an empty store whose counters are exchanged with peers. [`Peers`](super::Peers) takes its changes.
     #[must_use]
     pub fn exchanged(settings: &Settings) -> Self {
-        Self::with_names(settings, Names::Digests(Digests::new()))
+        Self::with_names(settings, Names::Digests(Digests::random()))
     }
 
     fn with_names(settings: &Settings, names: Names) -> Self {
@@ -195,7 +193,7 @@ impl Memory {
     }
 
     /// Takes the hits counted since the last call, and adds their limits and the counters that were reset to the lists.
-    pub(super) fn take_changes(&self, limits: &mut Vec<Algorithm>, resets: &mut Vec<CounterDigest>) -> Vec<Change> {
+    pub fn take_changes(&self, limits: &mut Vec<Algorithm>, resets: &mut Vec<CounterDigest>) -> Vec<Change> {
         let Names::Digests(digests) = &self.names else {
             return Vec::new();
         };
@@ -218,7 +216,7 @@ impl Memory {
     ///
     /// Each shard is locked once, and finds its counters before it changes them: the processor then waits for the
     /// memory of several counters at the same time.
-    pub(super) fn add_hits<'a>(
+    pub fn add_hits<'a>(
         &self,
         changes: impl Iterator<Item = (CounterDigest, &'a Algorithm, PendingHits)>,
         now: Micros,
@@ -243,7 +241,7 @@ impl Memory {
     }
 
     /// Deletes counters that a peer has reset.
-    pub(super) fn apply_resets(&self, counters: &[CounterDigest]) {
+    pub fn apply_resets(&self, counters: &[CounterDigest]) {
         if let Names::Digests(digests) = &self.names {
             for counter in counters {
                 let identity = digests.identity(*counter);
@@ -253,7 +251,7 @@ impl Memory {
     }
 
     /// Returns a copy of the counters of one part of the store. Returns `None` if there is no such part.
-    pub(super) fn copy_part(&self, part: usize) -> Option<Vec<CounterCopy>> {
+    pub fn copy_part(&self, part: usize) -> Option<Vec<CounterCopy>> {
         let Names::Digests(digests) = &self.names else {
             return None;
         };
@@ -267,12 +265,12 @@ impl Memory {
     }
 
     /// Returns the maximum number of counters.
-    pub(super) fn max_counters(&self) -> usize {
+    pub fn max_counters(&self) -> usize {
         (0..SHARDS).map(|shard| self.lock(shard).max_counters()).sum()
     }
 
     /// Inserts a peer's copy of a counter, unless the counter exists. Returns whether it was inserted.
-    pub(super) fn insert_copy(&self, copy: CounterCopy, now: Micros) -> bool {
+    pub fn insert_copy(&self, copy: CounterCopy, now: Micros) -> bool {
         let Names::Digests(digests) = &self.names else {
             return false;
         };

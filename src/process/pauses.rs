@@ -11,8 +11,7 @@ use std::{
 
 use opentelemetry::metrics::Meter;
 
-use super::LogThrottle;
-use crate::platform::process_cpu_time;
+use crate::{metrics::LogThrottle, platform::process_cpu_time};
 
 /// Interval at which a thread reads the clock.
 const INTERVAL: Duration = Duration::from_millis(25);
