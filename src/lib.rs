@@ -71,7 +71,7 @@ pub mod transport;
 
 pub mod service;
 
-pub mod engine;
+pub use sluicegate_engine as engine;
 
 pub use sluicegate_rules as rules;
 

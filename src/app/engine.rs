@@ -6,7 +6,7 @@ use super::{AppError, rules::Rules, store::StoreSetup, telemetry::Telemetry};
 use crate::{
     engine::{Engine, Settings as DecisionSettings, Statistics, TopEntities, ValueHash},
     metrics::WorkerId,
-    service::{Check, Clock, Recorder, check, reload::Reloader},
+    service::{Check, Clock, Recorder, check, read_hash_key, reload::Reloader},
     settings::Settings,
     store::{AnyStore, Memory},
     transport::grpc::HeaderStyle,
@@ -42,8 +42,9 @@ impl EngineFactory {
         let clock = telemetry.clock.clone();
         let response = &settings.response;
         let hash_key = settings.decisions.hash_key_file.as_deref();
+        let hash_key = hash_key.map(read_hash_key).transpose().map_err(AppError::HashKey)?;
         let decisions = DecisionSettings {
-            value_hash: hash_key.map(ValueHash::read).transpose().map_err(AppError::HashKey)?,
+            value_hash: hash_key.map(|key| ValueHash::new(&key)),
             instances: settings.cluster.divisor(),
             metadata: response.dynamic_metadata,
             policies: response.headers && response.header_style != HeaderStyle::Separate,

@@ -11,7 +11,7 @@ use super::entries::Entity;
 use crate::{
     app, engine,
     rules::Options,
-    service::source::LoadError,
+    service::{read_hash_key, source::LoadError},
     settings::{Flags, Settings},
     store::redis::topology::{self, KeyLocation},
 };
@@ -50,8 +50,9 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     let settings = Settings::load(args.config.as_deref(), None, flags)?;
     let options = Options { merge_domains: settings.rules.merge_domains, ..Options::default() };
     let (set, _) = app::source(&settings).read_contents()?.compile(options).map_err(LoadError::Invalid)?;
-    let hash = settings.decisions.hash_key_file.as_deref().map(engine::ValueHash::read).transpose();
-    let hash = hash.context("cannot read decisions.hash_key_file")?;
+    let hash_key = settings.decisions.hash_key_file.as_deref().map(read_hash_key).transpose();
+    let hash_key = hash_key.context("cannot read decisions.hash_key_file")?;
+    let hash = hash_key.map(|key| engine::ValueHash::new(&key));
     let entity = Entity::read(&args.domain, &args.entries)?;
     let Some((name, per_second)) = engine::counter(&set, &entity.domain, &entity.entries(), hash.as_ref()) else {
         println!("no limit applies, so nothing is counted (sluicegate check DIR --explain shows why)");

@@ -16,16 +16,14 @@ use std::{
     thread,
 };
 
-use arc_swap::ArcSwap;
 use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 use crate::{
     engine::{
-        Engine, Micros, Overrides, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Status,
+        Engine, Micros, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status,
         Verdict,
     },
-    metrics::WorkerId,
     rules::{Entry, RuleSet},
     store::{Memory, memory},
     traffic::RecordedRequest,
@@ -88,28 +86,18 @@ impl RuleHits {
 
 /// An engine that decides by one set of rules.
 struct Evaluator {
-    engine: Engine<Memory>,
+    engine: Engine<Arc<Memory>>,
 }
 
 impl Evaluator {
     fn new(rules: RuleSet, overrides: Option<(&Overrides, Micros)>) -> Self {
         let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
         let statistics = Statistics::new(1, settings);
-        let mut snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        let engine = Engine::in_memory(rules, statistics, &memory::Settings { max_counters: 100_000_000 });
         if let Some((overrides, now)) = overrides {
-            snapshot = snapshot.with(overrides.clone(), None, now);
+            let snapshot = engine.rules.load().with(overrides.clone(), None, now);
+            engine.rules.store(Arc::new(snapshot));
         }
-        let settings = memory::Settings { max_counters: 100_000_000 };
-        let engine = Engine {
-            worker: WorkerId(0),
-            scope: "",
-            store: Memory::new(&settings),
-            local: Arc::new(Memory::new(&settings)),
-            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
-            statistics,
-            top: None,
-            settings: Arc::new(Settings::default()),
-        };
         Self { engine }
     }
 

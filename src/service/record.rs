@@ -21,8 +21,9 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate_placement::Identity;
 
+use super::read_hash_key;
 use crate::{
-    engine::{Micros, Request, Verdict, read_hash_key},
+    engine::{Micros, Request, Verdict},
     metrics::{Counter, WorkerId, observe_counter},
     traffic::{Writer, encode},
 };

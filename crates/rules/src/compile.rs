@@ -6,6 +6,8 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use sluicegate_algorithm::Micros;
+
 use super::{
     diagnostic::{Diagnostic, Diagnostics, Location, Severity},
     limit::Limit,
@@ -14,7 +16,6 @@ use super::{
     spec::{self, Descriptor, File, Plans, RateLimit},
     unreachable,
 };
-use sluicegate_algorithm::Micros;
 
 /// The name and text of one rule file.
 #[derive(Clone, Debug)]

@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 
+use sluicegate_algorithm::{Algorithm, Consistency};
+
 use super::{
     compile::Options,
     diagnostic::{Diagnostic, Diagnostics},
     limit::{FailurePolicy, Limit, Unit},
     spec,
 };
-use sluicegate_algorithm::{Algorithm, Consistency};
 
 /// A limit that applies to a descriptor in place of its rule's limit.
 #[derive(Clone, Debug)]
@@ -156,10 +157,10 @@ fn is_duration(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use sluicegate_algorithm::{LimitSpec, Micros};
 
     use super::*;
     use crate::Measure;
-    use sluicegate_algorithm::{LimitSpec, Micros};
 
     fn read(text: &str) -> Result<CustomLimit, String> {
         CustomLimit::read(text, Options::default())

@@ -2,10 +2,10 @@
 
 use std::{borrow::Borrow, num::NonZeroU32};
 
+use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
 use smallvec::SmallVec;
 
 use super::StoreError;
-use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
 
 /// Time by which a hit can count in advance.
 pub const AHEAD: Micros = Micros::new(50_000);
@@ -242,8 +242,9 @@ pub fn only_answer<T>(answers: SmallVec<[Result<T, StoreError>; 1]>) -> Result<T
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use sluicegate_algorithm::{MaxHits, fixed_window::FixedWindow, leaky_bucket::LeakyBucket};
+
+    use super::*;
 
     /// Under `Charge::All`, a take that is not charged because another hit was denied has the outcome of a peek.
     #[test]

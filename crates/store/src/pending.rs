@@ -69,7 +69,6 @@ pub fn add_hits(algorithm: &Algorithm, state: &mut State, pending: PendingHits, 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use sluicegate_algorithm::{
         MaxHits,
         fixed_window::FixedWindow,
@@ -77,6 +76,8 @@ mod tests {
         sliding_window::{SlidingWindow, WindowEdge},
         token_bucket::TokenBucket,
     };
+
+    use super::*;
 
     /// The beginning of a minute.
     const START: u64 = 1_763_672_400;

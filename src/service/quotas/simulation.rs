@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use super::*;
 use crate::{
-    engine::{Code, Descriptor, Request, TokenBucket, tests},
+    engine::{Code, Descriptor, Request, TokenBucket},
     store::{Memory, memory},
 };
 
@@ -98,7 +98,6 @@ impl Simulation {
         let clock = Arc::new(AtomicU64::new(START));
         let rules = format!("domain: api\ndescriptors: [{{key: user, rate_limit: {{{}}}}}]", scenario.rule);
         let engine = tests::engine(&rules);
-        let engine = engine.with_store(AnyStore::Memory(Arc::clone(&engine.store)));
         let instances = std::array::from_fn(|_| {
             let engine = Engine { local: Arc::new(Memory::new(&memory::Settings::default())), ..engine.clone() };
             Quotas::new(engine, Clock::Manual(Arc::clone(&clock)), Settings::default())

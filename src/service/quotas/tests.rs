@@ -7,7 +7,7 @@ use sluicegate_testing::test_log::TestLog;
 use super::*;
 use crate::{
     algorithm::{Action, Operation},
-    engine::{Resources, TokenBucket, tests},
+    engine::{Resources, Statistics, StatisticsSettings, TokenBucket},
     rules::{self, Options, SourceFile},
     store::AnyStore,
 };
@@ -36,16 +36,22 @@ struct Service {
     now: Arc<AtomicU64>,
 }
 
-fn engine() -> Engine<AnyStore> {
-    let engine = tests::engine(RULES);
+pub(super) const NOW: Micros = Micros::from_secs(1_763_672_400);
+
+/// Returns an engine with these rules and its counters in memory.
+pub(super) fn engine(rules: &str) -> Engine<AnyStore> {
+    let file = SourceFile { name: "api.yaml".into(), text: rules.into() };
+    let (rules, _) = rules::compile(&[file], Options::default()).unwrap();
+    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
+    let engine = Engine::in_memory(rules, statistics, &Default::default());
     engine.with_store(AnyStore::Memory(Arc::clone(&engine.store)))
 }
 
 impl Service {
     fn start(settings: Settings) -> Self {
-        let now = Arc::new(AtomicU64::new(tests::NOW.get()));
+        let now = Arc::new(AtomicU64::new(NOW.get()));
         let clock = Clock::Manual(Arc::clone(&now));
-        Self { quotas: Quotas::new(engine(), clock, settings), now }
+        Self { quotas: Quotas::new(engine(RULES), clock, settings), now }
     }
 
     fn pass(&self, seconds: u64) {
@@ -252,7 +258,7 @@ fn callers_keep_their_shares_if_the_store_loses_them() {
     (0..10).for_each(|_| drop(report_all(&mut sessions)));
     let before = report_all(&mut sessions);
     assert!(before.iter().all(|rate| (24.8..=25.2).contains(rate)), "{before:?}");
-    let store = engine().store;
+    let store = engine(RULES).store;
     for session in &mut sessions {
         session.quotas.engine.store = store.clone();
     }

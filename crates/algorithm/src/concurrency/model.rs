@@ -11,8 +11,9 @@
 
 use std::collections::BTreeMap;
 
-use super::*;
 use sluicegate_testing::model_checker::{self, Model, explore, hash, hash_unordered};
+
+use super::*;
 
 const HOLD: Micros = Micros::from_secs(3);
 const TICK: Micros = Micros::from_secs(1);

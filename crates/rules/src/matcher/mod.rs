@@ -12,6 +12,7 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
+use sluicegate_algorithm::Consistency;
 use smallvec::SmallVec;
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
     metadata::Metadata,
     wildcard::Wildcards,
 };
-use sluicegate_algorithm::Consistency;
 
 /// One key and its value in a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,9 @@
 //! less in one case: it rejects known keywords where they have no effect, and the reader only warns about them.
 
 use serde_json::{Value, json};
+use sluicegate_algorithm::Algorithm;
 
 use super::spec::keywords::{Keyword, MAPS, MapSchema, ROOT, ValueSchema};
-use sluicegate_algorithm::Algorithm;
 
 /// Returns the JSON Schema of rule files.
 #[must_use]

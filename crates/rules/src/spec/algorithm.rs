@@ -3,6 +3,7 @@
 //! The allowed combinations depend on `algorithm`, which may come after the other keywords. All of them are therefore
 //! read before they are checked.
 
+use sluicegate_algorithm::{Algorithm, AlgorithmKind, LimitSpec, Micros};
 use sluicegate_overload::adaptive::Method;
 
 use super::{
@@ -11,7 +12,6 @@ use super::{
     sharing::{Capacity, Sharing},
 };
 use crate::{diagnostic::Location, limit::Measure, matcher::ModifierEntry, yaml::Yaml};
-use sluicegate_algorithm::{Algorithm, AlgorithmKind, LimitSpec, Micros};
 
 /// Default of `hold`: the maximum time for which a request in flight counts.
 const DEFAULT_HOLD: Micros = Micros::from_secs(60);

@@ -1,5 +1,7 @@
 //! [`ElasticKeywords`]: the keywords of `elastic`, a higher limit while a resource has spare capacity.
 
+use sluicegate_algorithm::{AlgorithmKind, LimitSpec};
+
 use super::{
     Reader,
     keywords::{ELASTIC, MAX_PERCENT},
@@ -9,7 +11,6 @@ use crate::{
     matcher::Elastic,
     yaml::Yaml,
 };
-use sluicegate_algorithm::{AlgorithmKind, LimitSpec};
 
 /// Default of `idle`: utilization in percent up to which the highest limit applies.
 const DEFAULT_IDLE: u32 = 50;

@@ -2,10 +2,10 @@
 //!
 //! The reader supports no other keywords, and the JSON Schema for editors is generated from these maps.
 
+use sluicegate_algorithm::{Algorithm, Consistency, sliding_window::WindowEdge};
 use sluicegate_overload::adaptive::Method;
 
 use crate::limit::{FailurePolicy, Unit};
-use sluicegate_algorithm::{Algorithm, Consistency, sliding_window::WindowEdge};
 
 /// A map of a rule file with a fixed set of keywords.
 pub(crate) struct MapSchema {

@@ -12,6 +12,8 @@ mod sharing;
 pub(super) use plans::Plans;
 pub(super) use rate_limit::{RateLimit, ReplacedLimit};
 
+use sluicegate_algorithm::{Algorithm, LimitSpec};
+
 use self::{
     hints::Suggestion,
     keywords::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, MapSchema, RATE_LIMIT, ROOT},
@@ -26,7 +28,6 @@ use super::{
     metadata::Metadata,
     yaml::{self, Kind, Yaml},
 };
-use sluicegate_algorithm::{Algorithm, LimitSpec};
 
 /// A rule file.
 pub(super) struct File {

@@ -1,5 +1,7 @@
 //! [`RateLimit`]: the content of `rate_limit` in a rule file.
 
+use sluicegate_algorithm::Consistency;
+
 use super::{
     Reader, algorithm, elastic, hints,
     keywords::{RATE_LIMIT, REPLACES},
@@ -10,7 +12,6 @@ use crate::{
     matcher::{Elastic, ModifierEntry},
     yaml::{Kind, Yaml},
 };
-use sluicegate_algorithm::Consistency;
 
 /// A limit and the settings that depend on its rule.
 #[derive(Default)]

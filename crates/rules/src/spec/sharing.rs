@@ -1,8 +1,9 @@
 //! [`Capacity`] and [`Sharing`]: the keywords `capacity`, `shares` and `reserve`.
 
+use sluicegate_algorithm::{Classes, InvalidClasses};
+
 use super::{Reader, keywords::SHARE, rate_limit::units};
 use crate::{diagnostic::Location, limit::Unit, yaml::Yaml};
-use sluicegate_algorithm::{Classes, InvalidClasses};
 
 /// Name of the class for requests with a class that is not listed.
 const OTHER_CLASS: &str = "other";

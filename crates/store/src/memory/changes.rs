@@ -1,8 +1,8 @@
 //! [`Changes`]: the hits that a shard has counted since its changes were last taken, for the peers of this instance.
 
-use super::hash::Hash;
 use sluicegate_algorithm::{Algorithm, Micros, Operation};
 
+use super::hash::Hash;
 use crate::{identity::CounterDigest, pending::PendingHits};
 
 /// Number of limits that are compared before a limit is listed again.

@@ -24,14 +24,15 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 pub use self::changes::Change;
+use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
+use sluicegate_metrics::CacheLine;
+
 use self::{hash::Hash, shard::Shard};
 use super::{
     Charge, Counter, Hit, HitDecision, HitDecisions, Store, StoreError,
     identity::{CounterDigest, Digests, Secret},
     pending::PendingHits,
 };
-use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
-use sluicegate_metrics::CacheLine;
 
 /// Number of shards. It is high enough that two workers rarely want the same lock. With 40 shards, a million counters
 /// fill the shards' tables to three quarters; with 64, the tables would have just doubled and be almost half empty.

@@ -7,14 +7,13 @@
 //! their size counts towards the maximum of the shard.
 
 use hashbrown::HashTable;
+use sluicegate_algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
 
 use super::{
     Usage,
     changes::{ChangeLog, Changes},
     hash::Hash,
 };
-use sluicegate_algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
-
 use crate::pending::{PendingHits, add_hits};
 
 /// Number of slots in a chunk. A chunk fits into 8 KiB, which allocators provide without waste.

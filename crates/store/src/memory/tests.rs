@@ -1,8 +1,9 @@
 //! Tests for the limits and the isolation of the memory store. The tests for its decisions are in
 //! `tests/redis/stores.rs`.
 
-use super::*;
 use sluicegate_algorithm::{Algorithm, MaxHits, fixed_window::FixedWindow, sliding_log::SlidingLog};
+
+use super::*;
 
 fn algorithm(limit: u64, seconds: u64) -> Algorithm {
     FixedWindow::new(MaxHits::hard(limit), Micros::from_secs(seconds), true).unwrap().into()

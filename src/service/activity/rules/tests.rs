@@ -2,14 +2,12 @@
 
 use std::fmt::Write;
 
-use arc_swap::ArcSwap;
 use smallvec::smallvec;
 
 use super::*;
 use crate::service::activity::RuleOrder;
 use crate::{
     engine::{Candidate, Descriptor, Engine, Overrides, Request, Resources, Statistics, StatisticsSettings},
-    metrics::WorkerId,
     rules::{Entry, Options, SourceFile, compile},
     store::{Memory, memory},
 };
@@ -26,7 +24,7 @@ descriptors:
 ";
 
 struct Setup {
-    engine: Engine<Memory>,
+    engine: Engine<Arc<Memory>>,
     table: RuleTable,
 }
 
@@ -35,18 +33,7 @@ impl Setup {
         let file = SourceFile { name: "a.yaml".into(), text: rules.into() };
         let (rules, _) = compile(&[file], Options::default()).unwrap();
         let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
-        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
-        let settings = memory::Settings { max_counters: 1_000_000 };
-        let engine = Engine {
-            worker: WorkerId(0),
-            scope: "",
-            store: Memory::new(&settings),
-            local: Arc::new(Memory::new(&settings)),
-            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
-            statistics,
-            top: None,
-            settings: Arc::default(),
-        };
+        let engine = Engine::in_memory(rules, statistics, &memory::Settings { max_counters: 1_000_000 });
         Self { engine, table: RuleTable::default() }
     }
 

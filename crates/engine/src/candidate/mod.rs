@@ -1,0 +1,393 @@
+//! [`Candidate`]: candidate rules, which are evaluated on a share of the real requests with counters of their own.
+//! Their decisions are counted and never returned to a caller.
+//!
+//! The share is a share of the counters, not of the requests. Every hit of a sampled counter is evaluated, so its
+//! decisions are those that the rules would make in force. A hash of the counter's name selects the sampled counters,
+//! and all instances select the same ones.
+
+mod outcomes;
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use arc_swap::ArcSwap;
+use futures_util::future::join_all;
+use opentelemetry::{KeyValue, metrics::Meter};
+use siphasher::sip::SipHasher13;
+use smallvec::SmallVec;
+
+pub use self::outcomes::Outcomes;
+use sluicegate_algorithm::Micros;
+use sluicegate_metrics::{Striped, WorkerId};
+use sluicegate_rules::{Entry, Lookup, Rule, RuleSet};
+use sluicegate_store::{Memory, Store};
+
+use self::outcomes::Tally;
+use super::{
+    Descriptor, Engine, Overrides, Request, Resources, Snapshot, Statistics, StatisticsSettings, TopEntities, Verdict,
+    key, overrides::Target,
+};
+
+/// Prefix of the counters' names. No domain begins with this prefix.
+const SCOPE: &str = "~trial~";
+/// Maximum number of requests that wait for the store. Further requests are skipped.
+const MAX_WAITING: usize = 1_000;
+/// Number of queued requests that a worker decides without further delay. They share a call to the store.
+const MAX_BATCH: usize = 32;
+/// Maximum time that a queued request waits for further requests.
+const MAX_BATCH_DELAY: Duration = Duration::from_millis(5);
+/// Number of minutes for which outcomes are stored per minute.
+const MAX_MINUTES: usize = 180;
+/// Maximum number of entities in the list of the first newly denied ones.
+const MAX_FIRST_DENIED: usize = 20;
+
+/// An entity with newly denied hits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NewlyDenied {
+    /// The entity.
+    pub target: Target,
+    /// The policy name of the rule that would deny it.
+    pub rule: Arc<str>,
+    /// The time of the request.
+    pub at: Micros,
+}
+
+/// Candidate rules and the outcomes of their decisions.
+pub struct Candidate {
+    rules: Arc<ArcSwap<Snapshot>>,
+    statistics: Arc<Statistics>,
+    /// The entities with the most newly denied hits.
+    pub newly_denied: Arc<TopEntities>,
+    /// Share of the counters to sample, in units of 1/2³².
+    share: u64,
+    since: Micros,
+    /// Outcomes by the rule's id. The last element is for descriptors without a candidate rule.
+    tallies: Vec<Tally>,
+    minutes: Mutex<VecDeque<(Micros, Outcomes)>>,
+    first_denied: Mutex<Vec<NewlyDenied>>,
+    /// The requests that each worker has queued.
+    queues: Striped<Mutex<Vec<OwnedRequest>>>,
+    /// Number of requests that are queued or being decided.
+    waiting: AtomicUsize,
+    skipped: AtomicU64,
+}
+
+impl Candidate {
+    /// Creates a candidate that samples a `share` of the counters, from 0 to 1.
+    #[must_use]
+    pub fn new(rules: RuleSet, share: f64, since: Micros, workers: usize, resources: &Resources) -> Arc<Self> {
+        let settings = StatisticsSettings { max_dynamic_series: 0, near_limit_ratio: 1.0 };
+        let statistics = Statistics::new(workers, settings);
+        let tallies = (0..=rules.rules().len()).map(|_| Tally::default()).collect();
+        let snapshot = Snapshot::new(rules, &statistics, resources);
+        Arc::new(Self {
+            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
+            statistics,
+            newly_denied: TopEntities::new(workers),
+            share: (share.clamp(0.0, 1.0) * (1_u64 << 32) as f64) as u64,
+            since,
+            tallies,
+            minutes: Mutex::default(),
+            first_denied: Mutex::default(),
+            queues: Striped::new(workers),
+            waiting: AtomicUsize::new(0),
+            skipped: AtomicU64::new(0),
+        })
+    }
+
+    /// Applies the limits and plans of the overrides, but not their switches, to the candidate rules.
+    pub fn set_overrides(&self, overrides: &Overrides) {
+        let snapshot = self.rules.load().with_limits(overrides.clone());
+        self.rules.store(Arc::new(snapshot));
+    }
+
+    /// Returns the snapshot of the candidate rules.
+    #[must_use]
+    pub fn rules(&self) -> Arc<Snapshot> {
+        self.rules.load_full()
+    }
+
+    /// Returns the share of sampled counters, from 0 to 1.
+    #[must_use]
+    pub fn share(&self) -> f64 {
+        self.share as f64 / (1_u64 << 32) as f64
+    }
+
+    /// Returns the time since which the candidate rules have been evaluated.
+    #[must_use]
+    pub const fn since(&self) -> Micros {
+        self.since
+    }
+
+    /// Returns the outcomes by rule id. The last element is for descriptors without a candidate rule.
+    pub fn outcomes(&self) -> impl Iterator<Item = Outcomes> {
+        self.tallies.iter().map(Tally::get)
+    }
+
+    /// Returns the outcomes per minute, for the last three hours.
+    #[must_use]
+    pub fn minutes(&self) -> Vec<(Micros, Outcomes)> {
+        lock(&self.minutes).iter().copied().collect()
+    }
+
+    /// Returns the first newly denied entities.
+    #[must_use]
+    pub fn first_newly_denied(&self) -> Vec<NewlyDenied> {
+        lock(&self.first_denied).clone()
+    }
+
+    /// Returns the number of requests skipped because too many were waiting for the store.
+    #[must_use]
+    pub fn skipped(&self) -> u64 {
+        self.skipped.load(Relaxed)
+    }
+
+    /// Evaluates the candidate rules for a request that the rules in force have decided, with counters in memory.
+    pub(crate) fn evaluate_in<S>(
+        &self,
+        engine: &Engine<S>,
+        memory: &Memory,
+        request: &Request<'_>,
+        verdict: &Verdict,
+        now: Micros,
+    ) {
+        let sampled = self.sample_descriptors(request, verdict);
+        if sampled.is_empty() {
+            return;
+        }
+        let descriptors = sampled.iter().map(|sampled| request.descriptors[sampled.index].clone()).collect();
+        let request = Request { domain: request.domain, descriptors, feedback: Vec::new() };
+        let engine = self.engine(engine, ());
+        // A failure of the store is no outcome of the rules.
+        if let Ok(verdict) = engine.decide_by(&self.rules.load(), memory, &request, now) {
+            self.record_verdict(engine.worker, &request, &verdict, &sampled, now);
+        }
+    }
+
+    /// Queues a request that the rules in force have decided, so that no caller waits for the store.
+    ///
+    /// Returns the time after which the worker has to call [`Self::evaluate_queued`]; `None` if that is not necessary.
+    pub fn queue(&self, worker: WorkerId, request: &Request<'_>, verdict: &Verdict, now: Micros) -> Option<Duration> {
+        let sampled = self.sample_descriptors(request, verdict);
+        if sampled.is_empty() {
+            return None;
+        }
+        if self.waiting.fetch_add(1, Relaxed) >= MAX_WAITING {
+            self.waiting.fetch_sub(1, Relaxed);
+            self.skipped.fetch_add(1, Relaxed);
+            return None;
+        }
+        let mut queue = lock(self.queues.of(worker));
+        queue.push(OwnedRequest::new(request, sampled, now));
+        match queue.len() {
+            1 => Some(MAX_BATCH_DELAY),
+            MAX_BATCH => Some(Duration::ZERO),
+            _ => None,
+        }
+    }
+
+    /// Evaluates the candidate rules for the queued requests of the engine's worker.
+    pub async fn evaluate_queued<S: Store + Clone>(&self, engine: &Engine<S>) {
+        let engine = self.engine(engine, engine.store.clone());
+        let requests = std::mem::take(&mut *lock(self.queues.of(engine.worker)));
+        let snapshot = self.rules.load_full();
+        join_all(requests.iter().map(async |queued| {
+            let request = queued.request();
+            if let Ok(verdict) = engine.decide(&snapshot, &request, queued.at).await {
+                self.record_verdict(engine.worker, &request, &verdict, &queued.sampled, queued.at);
+            }
+        }))
+        .await;
+        self.waiting.fetch_sub(requests.len(), Relaxed);
+    }
+
+    fn record_verdict(
+        &self,
+        worker: WorkerId,
+        request: &Request<'_>,
+        verdict: &Verdict,
+        sampled: &[SampledDescriptor],
+        now: Micros,
+    ) {
+        for ((descriptor, status), sampled) in request.descriptors.iter().zip(&verdict.statuses).zip(sampled) {
+            if descriptor.refund || descriptor.hits == 0 {
+                continue;
+            }
+            let outcomes = Outcomes::new(descriptor.hits, status.is_over(), sampled.denied);
+            self.record(sampled.rule, outcomes, now);
+            if outcomes.newly_denied > 0 {
+                self.record_newly_denied(worker, request.domain, descriptor, sampled, now);
+            }
+        }
+    }
+
+    fn record(&self, rule: usize, outcomes: Outcomes, now: Micros) {
+        if let Some(tally) = self.tallies.get(rule) {
+            tally.add(outcomes);
+        }
+        let minute = Micros::from_secs(now.floor_secs() / 60 * 60);
+        let mut minutes = lock(&self.minutes);
+        match minutes.back_mut() {
+            Some((last, sum)) if *last >= minute => sum.add(outcomes),
+            _ => {
+                if minutes.len() >= MAX_MINUTES {
+                    minutes.pop_front();
+                }
+                minutes.push_back((minute, outcomes));
+            }
+        }
+    }
+
+    fn record_newly_denied(
+        &self,
+        worker: WorkerId,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        sampled: &SampledDescriptor,
+        now: Micros,
+    ) {
+        let snapshot = self.rules.load();
+        let rule = snapshot.rules().rules().get(sampled.rule).map(Rule::policy);
+        self.newly_denied.record(worker, domain, descriptor, rule, false, now);
+        let mut first = lock(&self.first_denied);
+        if first.len() < MAX_FIRST_DENIED {
+            let target = Target::of_descriptor(domain, &descriptor.entries);
+            if !first.iter().any(|newly_denied| newly_denied.target == target) {
+                first.push(NewlyDenied { target, rule: rule.map_or_else(|| "".into(), Arc::clone), at: now });
+            }
+        }
+    }
+
+    /// Returns the descriptors with sampled counters.
+    fn sample_descriptors(&self, request: &Request<'_>, verdict: &Verdict) -> SmallVec<[SampledDescriptor; 2]> {
+        let snapshot = self.rules.load();
+        let rules = snapshot.rules();
+        let shard_by = rules.settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
+        let mut sampled = SmallVec::new();
+        for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
+            let mut name = Vec::new();
+            let entries = descriptor.entries.as_slice();
+            let rule = match rules.find(request.domain, entries.iter().copied()) {
+                Lookup::Rule(Rule { limit: Some(limit), id, .. }, path) => {
+                    let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
+                    name = key::name("", request.domain, shard_by, entries, &path, limit.algorithm(), None);
+                    *id
+                }
+                // Both sets of rules allow the descriptor, so there is nothing to compare.
+                _ if !status.is_over() => continue,
+                Lookup::Rule(rule, _) => rule.id,
+                _ => self.tallies.len() - 1,
+            };
+            if name.is_empty() {
+                let texts = entries.iter().flat_map(|entry| [entry.key, entry.value]);
+                for text in std::iter::once(request.domain).chain(texts) {
+                    name.extend_from_slice(&(text.len() as u64).to_le_bytes());
+                    name.extend_from_slice(text.as_bytes());
+                }
+            }
+            if u64::from(SipHasher13::new().hash(&name) as u32) < self.share {
+                sampled.push(SampledDescriptor { index, rule, denied: status.is_over() });
+            }
+        }
+        sampled
+    }
+
+    /// Returns an engine that decides by the candidate rules.
+    fn engine<S, T>(&self, engine: &Engine<S>, store: T) -> Engine<T> {
+        Engine {
+            scope: SCOPE,
+            rules: Arc::clone(&self.rules),
+            statistics: Arc::clone(&self.statistics),
+            top: None,
+            ..engine.with_store(store)
+        }
+    }
+
+    /// Registers the metric of the outcomes. `current` returns the candidate to report.
+    pub fn observe_metrics(current: impl Fn() -> Option<Arc<Self>> + Send + Sync + 'static, meter: &Meter) {
+        let counter = meter.u64_observable_gauge("sluicegate_candidate_hits");
+        counter
+            .with_description("Hits evaluated by the candidate rules, by outcome; reset to 0 by each new candidate")
+            .with_callback(move |observer| {
+                let Some(candidate) = current() else {
+                    return;
+                };
+                let snapshot = candidate.rules.load();
+                for (rule, outcomes) in snapshot.rules().rules().iter().zip(candidate.outcomes()) {
+                    if outcomes.requested == 0 {
+                        continue;
+                    }
+                    let names = ["domain", "key1", "key2"].into_iter().zip(rule.labels.iter());
+                    let labels: Vec<_> = names.map(|(name, label)| KeyValue::new(name, label.clone())).collect();
+                    let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
+                    for (outcome_name, hits) in [
+                        ("requested", requested),
+                        ("denied", denied),
+                        ("newly_denied", newly_denied),
+                        ("newly_allowed", newly_allowed),
+                    ] {
+                        let outcome = vec![KeyValue::new("outcome", outcome_name)];
+                        observer.observe(hits, &[labels.clone(), outcome].concat());
+                    }
+                }
+            })
+            .build();
+    }
+}
+
+/// A descriptor with a sampled counter.
+struct SampledDescriptor {
+    index: usize,
+    rule: usize,
+    /// Whether the rules in force denied it.
+    denied: bool,
+}
+
+/// An owned copy of the sampled descriptors of a request, for later evaluation.
+struct OwnedRequest {
+    domain: String,
+    descriptors: Vec<OwnedDescriptor>,
+    sampled: SmallVec<[SampledDescriptor; 2]>,
+    at: Micros,
+}
+
+struct OwnedDescriptor {
+    entries: Vec<(String, String)>,
+    hits: u64,
+    refund: bool,
+}
+
+impl OwnedRequest {
+    fn new(request: &Request<'_>, sampled: SmallVec<[SampledDescriptor; 2]>, at: Micros) -> Self {
+        let to_owned = |descriptor: &Descriptor<'_>| OwnedDescriptor {
+            entries: descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect(),
+            hits: descriptor.hits,
+            refund: descriptor.refund,
+        };
+        let descriptors = sampled.iter().map(|sampled| to_owned(&request.descriptors[sampled.index])).collect();
+        Self { domain: request.domain.to_owned(), descriptors, sampled, at }
+    }
+
+    fn request(&self) -> Request<'_> {
+        let descriptors = self.descriptors.iter().map(|descriptor| Descriptor {
+            entries: descriptor.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
+            hits: descriptor.hits,
+            refund: descriptor.refund,
+            requested_limit: None,
+        });
+        Request { domain: &self.domain, descriptors: descriptors.collect(), feedback: Vec::new() }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,541 @@
+//! The [`Engine`] of a worker, which decides requests by the rules in force.
+//!
+//! A decision has three steps. [`Engine::prepare`] finds the limits of a request and writes the hits on their counters.
+//! Then the hits are applied to a store, at once in memory ([`PreparedRequest::apply_in`]) or over the network
+//! ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where the store has not
+//! answered, and builds the verdict.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use sluicegate_algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, State};
+use sluicegate_metrics::WorkerId;
+use sluicegate_rules::{FailurePolicy, Limit, Metadata, Rule, RuleSet};
+use sluicegate_store::{Blocks, Charge, Counter, Decider, Hit, HitDecision, Memory, Store, StoreError, memory};
+use smallvec::SmallVec;
+
+use super::{
+    DecideError, Descriptor, Feedback, OverrideKind, Request, Resources, Settings, Snapshot,
+    applied_limit::{AppliedLimit, Match},
+    key,
+    overrides::Mode,
+    prepared::{ChargedLimit, PreparedDescriptor, PreparedRequest},
+    statistics::{Outcome, Statistics, Threshold},
+    top_entities::TopEntities,
+    verdict::{Code, CurrentLimit, Status, Verdict},
+};
+
+/// Decides requests on behalf of one worker, with counters in a store `S`.
+#[derive(Clone)]
+pub struct Engine<S> {
+    /// The worker that uses this engine.
+    pub worker: WorkerId,
+    /// Prefix of the counters' names; empty except for candidate rules.
+    pub scope: &'static str,
+    /// The store that has the counters.
+    pub store: S,
+    /// Local counters for the failure policy `local`.
+    pub local: Arc<Memory>,
+    /// The rules in force and the overrides.
+    pub rules: Arc<ArcSwap<Snapshot>>,
+    /// Statistics per rule.
+    pub statistics: Arc<Statistics>,
+    /// The entities with the most hits and the most denied hits; `None` for candidate rules and in a replay.
+    pub top: Option<Arc<TopEntities>>,
+    /// Settings that apply to all rules.
+    pub settings: Arc<Settings>,
+}
+
+impl Engine<Arc<Memory>> {
+    /// Creates an engine with its counters in memory, for one worker.
+    #[must_use]
+    pub fn in_memory(rules: RuleSet, statistics: Arc<Statistics>, settings: &memory::Settings) -> Self {
+        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
+        Self {
+            worker: WorkerId(0),
+            scope: "",
+            store: Arc::new(Memory::new(settings)),
+            local: Arc::new(Memory::new(settings)),
+            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
+            statistics,
+            top: None,
+            settings: Arc::default(),
+        }
+    }
+}
+
+impl<S: Store> Engine<S> {
+    /// Decides one request by a snapshot of the rules, and waits for the store. All descriptors are counted, even if the
+    /// first one is denied.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules are loaded, or if the store fails and an applicable failure policy is `error`.
+    pub async fn decide(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        now: Micros,
+    ) -> Result<Verdict, DecideError> {
+        let mut prepared = self.prepare(snapshot, request, now)?;
+        self.finish_grants(&prepared);
+        if !prepared.needs_no_store() {
+            let hits = prepared.hits();
+            let answers = self.store.apply(&hits, prepared.charge_of(&hits), now).await;
+            drop(hits);
+            prepared.set_answers(answers);
+        }
+        self.finish(snapshot, prepared)
+    }
+
+    /// Finishes the grants that the caller has used up, and counts their hits.
+    fn finish_grants(&self, prepared: &PreparedRequest<'_, '_>) {
+        for limit in prepared.charged() {
+            let Some((id, admitted)) = limit.finished_grant else {
+                continue;
+            };
+            let admitted = self.store.report(&limit.hit.counter, id, admitted, prepared.now);
+            let (quota, _) = limit.applied.limit.policy();
+            let allowed = Decision { allowed: true, ..Decision::default() };
+            let threshold = Threshold {
+                limit: quota,
+                // The caller does not report how many requests the hits belong to.
+                requests: admitted,
+                near: self.statistics.near_threshold(quota),
+                splits_denied: false,
+                shadow: false,
+                from_deny_cache: false,
+            };
+            limit.applied.series.count_requested(self.worker, admitted, admitted);
+            limit.applied.series.count_decision(self.worker, admitted, &allowed, threshold);
+        }
+    }
+}
+
+impl<S> Engine<S> {
+    /// Returns the same engine with another store.
+    #[must_use]
+    pub fn with_store<T>(&self, store: T) -> Engine<T> {
+        Engine {
+            worker: self.worker,
+            scope: self.scope,
+            store,
+            local: Arc::clone(&self.local),
+            rules: Arc::clone(&self.rules),
+            statistics: Arc::clone(&self.statistics),
+            top: self.top.clone(),
+            settings: Arc::clone(&self.settings),
+        }
+    }
+
+    /// Decides one request with counters in memory, in place of the engine's store. Also evaluates the candidate rules.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules are loaded.
+    pub fn decide_in(&self, memory: &Memory, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
+        let snapshot = &*self.rules.load();
+        let verdict = self.decide_by(snapshot, memory, request, now)?;
+        if let Some(candidate) = &snapshot.candidate {
+            candidate.evaluate_in(self, memory, request, &verdict, now);
+        }
+        Ok(verdict)
+    }
+
+    /// Decides one request by a snapshot of the rules, with counters in memory.
+    pub(super) fn decide_by(
+        &self,
+        snapshot: &Snapshot,
+        memory: &Memory,
+        request: &Request<'_>,
+        now: Micros,
+    ) -> Result<Verdict, DecideError> {
+        let mut prepared = self.prepare(snapshot, request, now)?;
+        prepared.apply_in(memory);
+        self.finish(snapshot, prepared)
+    }
+
+    /// Finds the limits of a request, and counts its hits as requested or refunded.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules are loaded.
+    pub fn prepare<'s, 'd>(
+        &self,
+        snapshot: &'s Snapshot,
+        request: &'s Request<'d>,
+        now: Micros,
+    ) -> Result<PreparedRequest<'s, 'd>, DecideError> {
+        if snapshot.compiled.awaiting_rules {
+            return Err(DecideError::NoRules);
+        }
+        let domain = snapshot.rules().settings_of(request.domain);
+        let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
+        let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
+        let mut is_denied = false;
+        let mut descriptors = SmallVec::new();
+        for (index, matched) in self.matches(snapshot, request, now).into_iter().enumerate() {
+            let descriptor = &request.descriptors[index];
+            debug_assert!(descriptor.hits <= MAX_NUMBER, "decoders must bound the number of hits");
+            descriptors.push(match matched {
+                Match::None | Match::NoDomain | Match::NoRule => PreparedDescriptor::NoLimit(None),
+                Match::Off => PreparedDescriptor::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
+                Match::Unlimited(_, override_kind) => PreparedDescriptor::Unlimited(override_kind),
+                Match::Denied(applied) => {
+                    is_denied |= self.is_binding(&applied);
+                    self.count_denied_by_switch(request.domain, descriptor, &applied, now);
+                    PreparedDescriptor::Denied(applied)
+                }
+                Match::Limited(applied) => {
+                    let feedback = request.feedback.get(index).copied().unwrap_or_default();
+                    PreparedDescriptor::Charged(self.charge(request.domain, descriptor, applied, feedback, shard_by))
+                }
+            });
+        }
+        let mut prepared = PreparedRequest { request, now, descriptors, charge, is_denied_by_switch: false };
+        if charge == Charge::All {
+            if is_denied {
+                prepared.peek_only();
+            } else {
+                prepared.join_hits_of_same_counters();
+            }
+        }
+        Ok(prepared)
+    }
+
+    /// Counts the decisions, decides by the failure policies where the store has not answered, and builds the verdict.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store has failed and an applicable failure policy is `error`.
+    pub fn finish(&self, snapshot: &Snapshot, mut prepared: PreparedRequest<'_, '_>) -> Result<Verdict, DecideError> {
+        let (domain, now) = (prepared.request.domain, prepared.now);
+        let is_charged_together = prepared.charge == Charge::All && prepared.charged().count() > 1;
+        let is_nothing_taken =
+            prepared.is_denied_by_switch || is_charged_together && prepared.charged().any(ChargedLimit::denies_all);
+        for ChargedLimit { descriptor, applied, answer, .. } in prepared.charged() {
+            let Ok(answer) = answer else {
+                continue;
+            };
+            let is_allowed = answer.decision.allowed;
+            self.record_top(domain, descriptor, applied, is_allowed, now);
+            if !(is_nothing_taken && is_allowed) {
+                self.count(descriptor, applied, applied.base_limit(), answer, !is_charged_together, now);
+            }
+        }
+        for limit in prepared.charged_mut() {
+            if let Err(error) = limit.answer {
+                let decision = self.apply_failure_policy(limit, error, now).ok_or(DecideError::Store(error))?;
+                limit.answer = Ok(HitDecision { decision, decider: Decider::Fallback, grant: None });
+            }
+        }
+        Ok(self.verdict(snapshot, &prepared))
+    }
+
+    /// Returns the limit with the hit on its counter, and counts the hits as requested or refunded.
+    fn charge<'s, 'd>(
+        &self,
+        domain: &str,
+        descriptor: &'s Descriptor<'d>,
+        applied: AppliedLimit<'s>,
+        feedback: Feedback,
+        shard_by: &[Box<str>],
+    ) -> ChargedLimit<'s, 'd> {
+        let mut algorithm = *applied.limit.algorithm();
+        let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
+        let hash = self.settings.value_hash.as_ref();
+        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &algorithm, hash);
+        if let Some(context) = applied.context(descriptor, feedback.sample) {
+            algorithm = algorithm.with_context(context);
+        }
+        let counter =
+            Counter { name, algorithm, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
+        if descriptor.refund {
+            applied.series.count_refunded(self.worker, descriptor.hits);
+        } else {
+            applied.series.count_requested(self.worker, descriptor.hits, 1);
+        }
+        let hit = Hit {
+            counter,
+            action: action(descriptor),
+            cost: descriptor.hits,
+            blocks: self.blocks(descriptor, &applied),
+            demand: feedback.demand,
+            is_ahead: false,
+        };
+        let finished_grant = feedback.reports;
+        let answer = Err(StoreError::Lost);
+        ChargedLimit { descriptor, applied, hit, included_in: None, finished_grant, answer }
+    }
+
+    /// Returns when the hit of a limit denies the whole request.
+    fn blocks(&self, descriptor: &Descriptor<'_>, applied: &AppliedLimit<'_>) -> Blocks {
+        if descriptor.refund || !self.is_binding(applied) {
+            return Blocks::Never;
+        }
+        if self.on_error(applied).denies() { Blocks::OnDenialOrError } else { Blocks::OnDenial }
+    }
+
+    /// Counts the hits of a descriptor that an override denies.
+    fn count_denied_by_switch(
+        &self,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        applied: &AppliedLimit<'_>,
+        now: Micros,
+    ) {
+        self.record_top(domain, descriptor, applied, false, now);
+        let hits = descriptor.hits;
+        let threshold = Threshold {
+            limit: 0,
+            requests: hits.min(1),
+            near: 0,
+            splits_denied: false,
+            shadow: applied.is_shadow(),
+            from_deny_cache: false,
+        };
+        applied.series.count_requested(self.worker, hits, 1);
+        applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
+    }
+
+    pub(super) fn record_top(
+        &self,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        applied: &AppliedLimit<'_>,
+        allowed: bool,
+        now: Micros,
+    ) {
+        if let Some(top) = &self.top {
+            // Hits that are allowed because of shadow mode are not denied.
+            let allowed = allowed || applied.is_shadow();
+            top.record(self.worker, domain, descriptor, applied.rule.map(Rule::policy), allowed, now);
+        }
+    }
+
+    pub(super) fn on_error(&self, applied: &AppliedLimit<'_>) -> FailurePolicy {
+        let policy = applied.custom_limit.and_then(|custom_limit| custom_limit.on_error);
+        policy.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
+    }
+
+    /// Returns whether a denial by this limit denies the request.
+    fn is_binding(&self, applied: &AppliedLimit<'_>) -> bool {
+        let lenient = applied.is_shadow() || applied.rule.is_some_and(|rule| rule.quota_mode);
+        !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
+    }
+
+    /// Counts a decision in the statistics.
+    ///
+    /// `limit` is the limit that decided. A denied hit that was charged alone may have been counted; one that was
+    /// charged together with others was not.
+    fn count(
+        &self,
+        descriptor: &Descriptor<'_>,
+        applied: &AppliedLimit<'_>,
+        limit: &Limit,
+        answer: &HitDecision,
+        charged_alone: bool,
+        now: Micros,
+    ) {
+        if descriptor.refund {
+            return;
+        }
+        if let Some(shedding) = applied.shedding {
+            let class = applied.context(descriptor, None).map_or(0, |context| context.class.into());
+            let outcome = match answer.decision.allowed {
+                true => Outcome::Allowed,
+                false if applied.sheds(&answer.decision) => Outcome::Shed,
+                false => Outcome::Denied,
+            };
+            shedding.record(self.worker, class, outcome, descriptor.hits, now);
+        }
+        let splits_denied = charged_alone && answer.decider != Decider::DenyCache && limit.splits_denied();
+        let (limit, _) = limit.policy();
+        let shadow = applied.is_shadow();
+        let (hits, near) = (descriptor.hits, self.statistics.near_threshold(limit));
+        let from_deny_cache = answer.decider == Decider::DenyCache;
+        applied.series.count_decision(
+            self.worker,
+            hits,
+            &answer.decision,
+            Threshold { limit, requests: hits.min(1), near, splits_denied, shadow, from_deny_cache },
+        );
+    }
+
+    /// Decides a hit by its failure policy after the store failed.
+    ///
+    /// Returns `None` if the policy is `error`. Under `allow` and `deny` nothing is counted, and the decision has the
+    /// numbers of an unused counter.
+    fn apply_failure_policy(&self, limit: &ChargedLimit<'_, '_>, error: StoreError, now: Micros) -> Option<Decision> {
+        let ChargedLimit { descriptor, applied, hit, .. } = limit;
+        if error == StoreError::Lost {
+            self.statistics.lost_answers.add(self.worker, 1);
+        }
+        let policy = self.on_error(applied);
+        self.statistics.on_error[policy as usize].add(self.worker, 1);
+        let allowed = match policy {
+            FailurePolicy::Error => return None,
+            FailurePolicy::Allow => true,
+            FailurePolicy::Deny => false,
+            FailurePolicy::Local => {
+                let instance_limit = self.instance_limit(applied);
+                let mut algorithm = *instance_limit.algorithm();
+                if let Some(context) = applied.context(descriptor, None) {
+                    algorithm = algorithm.with_context(context);
+                }
+                let counter = Counter { algorithm, ..hit.counter.clone() };
+                let local_hit = Hit { action: hit.action, ..counter.take(descriptor.hits) };
+                let answer = self.local.decide(&local_hit, now);
+                self.count(descriptor, applied, &instance_limit, &answer, true, now);
+                return Some(answer.decision);
+            }
+        };
+        let operation = Operation { action: action(descriptor), cost: descriptor.hits, now };
+        let decision = applied.limit.algorithm().apply(&mut State::default(), operation);
+        let remaining = if allowed { decision.remaining } else { 0 };
+        Some(Decision { allowed, remaining, ..decision })
+    }
+
+    /// Returns this instance's share of a limit, for decisions without the store.
+    fn instance_limit(&self, applied: &AppliedLimit<'_>) -> Limit {
+        let (limit, instances) = (applied.limit, self.settings.instances.get());
+        match (applied.custom_limit, applied.rule) {
+            (Some(custom_limit), _) => custom_limit.divided_limit.as_deref().copied().unwrap_or(*limit),
+            (None, Some(rule)) => rule.divided_limit.as_deref().copied().unwrap_or(*limit),
+            (None, None) => {
+                let algorithm = Algorithm::DEFAULT;
+                Limit::divided(limit.requests(), limit.measure(), algorithm, LimitSpec::default(), instances)
+                    .unwrap_or(*limit)
+            }
+        }
+    }
+
+    /// Builds the verdict of a request whose limits all have an answer.
+    fn verdict(&self, snapshot: &Snapshot, prepared: &PreparedRequest<'_, '_>) -> Verdict {
+        let mut statuses = SmallVec::<[Status; 1]>::new();
+        for descriptor in &prepared.descriptors {
+            statuses.push(match descriptor {
+                PreparedDescriptor::NoLimit(override_kind) => {
+                    Status { quota: self.settings.quota_mode, override_kind: *override_kind, ..Status::NO_LIMIT }
+                }
+                PreparedDescriptor::Unlimited(override_kind) => {
+                    Status { override_kind: *override_kind, ..Status::UNLIMITED }
+                }
+                PreparedDescriptor::Denied(applied) => self.denial(applied),
+                PreparedDescriptor::Charged(limit) => {
+                    debug_assert!(limit.answer.is_ok(), "failure policies decide before the verdict");
+                    let status = self.status(&limit.applied, limit.answer.unwrap_or_default());
+                    if status.is_over() { status.with_cost(limit.descriptor.hits) } else { status }
+                }
+            });
+        }
+        let overall = match Verdict::overall(&statuses) {
+            Code::OverLimit if self.settings.shadow_mode && !snapshot.modes.enforces_all() => {
+                self.statistics.global_shadow.add(self.worker, 1);
+                Code::Ok
+            }
+            code => code,
+        };
+        let metadata = self.settings.metadata.then(|| metadata(&prepared.descriptors, &statuses)).flatten();
+        Verdict { overall, statuses, metadata }
+    }
+
+    /// Returns the status of a descriptor that an override denies. Its reset time is unknown.
+    fn denial(&self, applied: &AppliedLimit<'_>) -> Status {
+        let status = self.status(applied, HitDecision::default());
+        Status { reset: None, denial_counts: true, ..status }
+    }
+
+    fn status(&self, applied: &AppliedLimit<'_>, HitDecision { decision, decider, grant }: HitDecision) -> Status {
+        let shadow = applied.is_shadow();
+        let name = applied.rule.and_then(|rule| rule.name.as_ref());
+        let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(rule.policy()));
+        let limit = CurrentLimit::new(applied.base_limit(), name, policy);
+        // Elastic capacity above the limit may disappear at any time, so callers must not rely on it.
+        let (elastic_quota, _) = applied.limit.policy();
+        let extra = elastic_quota.saturating_sub(limit.quota);
+        Status {
+            code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
+            shed: applied.sheds(&decision),
+            elastic: extra > 0 && decision.allowed && decision.used > limit.quota,
+            remaining: u32::try_from(decision.remaining.saturating_sub(extra)).unwrap_or(u32::MAX),
+            limit: Some(match decision.limit {
+                Some(requests) => CurrentLimit { requests, quota: requests.into(), ..limit },
+                None => limit,
+            }),
+            reset: Some(decision.reset),
+            next: decision.next,
+            retry_after: decision.retry_after,
+            never_fits: false,
+            delay: decision.delay,
+            soft: decision.soft,
+            decider,
+            override_kind: applied.override_kind(),
+            grant,
+            denial_counts: applied.limit.denial_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
+            quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
+            unlimited: false,
+        }
+    }
+}
+
+fn action(descriptor: &Descriptor<'_>) -> Action {
+    match descriptor {
+        Descriptor { hits: 0, .. } => Action::Peek,
+        Descriptor { refund: true, .. } => Action::Refund,
+        Descriptor { .. } => Action::Take,
+    }
+}
+
+/// Merges the metadata of the rules that allowed their descriptors. The first rule that sets a key wins.
+fn metadata(descriptors: &[PreparedDescriptor<'_, '_>], statuses: &[Status]) -> Option<Metadata> {
+    let mut merged: Option<Metadata> = None;
+    for (descriptor, status) in descriptors.iter().zip(statuses) {
+        let rule = descriptor.applied().filter(|_| status.code == Code::Ok).and_then(|applied| applied.rule);
+        let Some(metadata) = rule.and_then(|rule| rule.metadata.as_ref()) else {
+            continue;
+        };
+        match &mut merged {
+            Some(merged) => merged.merge(metadata),
+            None => merged = Some(metadata.clone()),
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU32;
+
+    use sluicegate_rules::Options;
+
+    use super::*;
+    use crate::tests::{NOW, descriptor, engine_with};
+
+    #[test]
+    fn the_failure_policy_decides_after_the_store_failed() {
+        let text = "domain: api\ndescriptors:\n- {key: default, rate_limit: {unit: year, requests_per_unit: 4}}\n\
+                    - {key: open, rate_limit: {unit: year, requests_per_unit: 4, on_error: allow}}\n\
+                    - {key: closed, rate_limit: {unit: year, requests_per_unit: 4, on_error: deny}}\n\
+                    - {key: alone, rate_limit: {unit: year, requests_per_unit: 4, on_error: local}}\n";
+        let instances = NonZeroU32::new(2).unwrap();
+        let settings = Settings { instances, ..Settings::default() };
+        let engine = engine_with(text, Options { instances, ..Options::default() }, settings);
+        let snapshot = engine.rules.load_full();
+        let decide = |key| {
+            let descriptors = SmallVec::from_elem(descriptor(&[(key, "x")], 1), 1);
+            let request = Request { domain: "api", descriptors, feedback: Vec::new() };
+            let prepared = engine.prepare(&snapshot, &request, NOW).unwrap();
+            let limit = prepared.charged().next().unwrap();
+            let decision = engine.apply_failure_policy(limit, StoreError::Lost, NOW);
+            decision.map(|decision| (decision.allowed, decision.remaining))
+        };
+        assert_eq!(["default", "open", "closed"].map(decide), [None, Some((true, 3)), Some((false, 0))]);
+        assert_eq!(decide("open"), Some((true, 3)), "nothing is counted");
+        // Each of two instances has half of the limit.
+        assert_eq!([(); 3].map(|()| decide("alone")), [Some((true, 1)), Some((true, 0)), Some((false, 0))]);
+        let counts = FailurePolicy::ALL.map(|policy| engine.statistics.on_error[policy as usize].get());
+        assert_eq!(counts, [1, 2, 1, 3]);
+        assert_eq!(engine.statistics.lost_answers.get(), 7);
+    }
+}

@@ -1,0 +1,201 @@
+//! Operations of the admin API on one descriptor: inspecting and deleting its counter, and refunding hits.
+
+use sluicegate_algorithm::{
+    Action, Algorithm, CounterPart, Decision, Micros, Operation, State, assignments::Assignments, forecast,
+};
+use sluicegate_rules::{Entry, Limit, Rule};
+use sluicegate_store::{Counter, Store, StoreError};
+use smallvec::smallvec;
+
+use super::{
+    DecideError, Descriptor, Engine, Override, OverrideKind, Request, Snapshot,
+    applied_limit::{AppliedLimit, Match},
+    key,
+    overrides::Origin,
+    verdict::never_fits,
+};
+
+/// The rule, overrides and counter state that apply to a descriptor.
+#[derive(Clone, Debug)]
+pub struct Inspection {
+    /// The steps of matching the rules, one line each.
+    pub match_steps: Vec<String>,
+    /// The id of the matched rule.
+    pub rule: Option<usize>,
+    /// The overrides that apply, with their origins, highest precedence first.
+    pub overrides: Vec<(Origin, Override)>,
+    /// The kind of the override that is in force.
+    pub override_kind: Option<OverrideKind>,
+    /// The state of the counter; `None` if nothing is counted.
+    pub counter: Option<CounterState>,
+    /// Whether a request with these hits would be allowed.
+    pub allowed: bool,
+    /// The maximum of hits in one request, if the limit can never allow these hits.
+    pub max_hits: Option<u64>,
+}
+
+/// The state of a counter.
+#[derive(Clone, Debug)]
+pub struct CounterState {
+    /// The limit that applies.
+    pub limit: Limit,
+    /// The counter's name and store.
+    pub counter: CounterLocation,
+    /// The decision that a request with the inspected hits would receive.
+    pub decision: Decision,
+    /// Number of callers with a quota, and the millionths of the limit that they can use; `None` if there are none.
+    pub quotas: Option<(u32, u64)>,
+    /// Time of the state, by the store's clock.
+    pub at: Micros,
+    algorithm: Algorithm,
+    state: State,
+}
+
+impl CounterState {
+    /// Returns the hits that the counter contains, with the times for which they count. Empty for buckets.
+    #[must_use]
+    pub fn parts(&self) -> Vec<CounterPart> {
+        self.algorithm.parts(&self.state, self.at)
+    }
+
+    /// Returns the remaining hits from now on, if no other requests arrive (see [`forecast`]).
+    #[must_use]
+    pub fn forecast(&self) -> Vec<(Micros, u64)> {
+        forecast(&self.algorithm, &self.state, self.at)
+    }
+}
+
+/// The name of a counter, and which store has it.
+#[derive(Clone, Debug)]
+pub struct CounterLocation {
+    /// Name of the counter in the store.
+    pub key: String,
+    /// Whether its limit is per second. Such counters may be in a store of their own.
+    pub per_second: bool,
+}
+
+impl<S: Store> Engine<S> {
+    /// Inspects a descriptor for a request with this number of hits, without taking them.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store fails.
+    pub async fn inspect(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        hits: u32,
+        now: Micros,
+    ) -> Result<Inspection, StoreError> {
+        let snapshot = self.rules.load_full();
+        let request = peek_request(domain, entries);
+        let descriptor = &request.descriptors[0];
+        let matched = self.find_match(&snapshot, domain, descriptor, now);
+        let rule = matched.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
+        let inspection = Inspection {
+            match_steps: snapshot.rules().explain(domain, entries),
+            rule: rule.map(|rule| rule.id),
+            overrides: snapshot.overrides.applicable((domain, entries), rule, now),
+            override_kind: match &matched {
+                Match::None | Match::NoDomain | Match::NoRule => None,
+                Match::Off => Some(OverrideKind::Switch(super::overrides::Mode::Off)),
+                Match::Unlimited(_, override_kind) => *override_kind,
+                Match::Limited(applied) | Match::Denied(applied) => applied.override_kind(),
+            },
+            counter: None,
+            allowed: !matches!(&matched, Match::Denied(denied) if !denied.is_shadow()),
+            max_hits: None,
+        };
+        let Match::Limited(applied) = &matched else {
+            return Ok(inspection);
+        };
+        let counter = self.counter_of(&request, applied, &snapshot);
+        let context = applied.context(descriptor, None);
+        let algorithm = *applied.limit.algorithm();
+        let algorithm = context.map_or(algorithm, |context| algorithm.with_context(context));
+        // The shared counter is read, not this instance's cache, lease or eventual counter.
+        let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
+        let (state, at) = self.store.read(&stored, now).await?;
+        let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
+        let decision = algorithm.apply(&mut state.clone(), peek);
+        let allowed = decision.allowed || applied.is_shadow();
+        let (base_quota, _) = applied.base_limit().policy();
+        let quota = decision.limit.map_or(base_quota, u64::from);
+        let never_fits = !allowed && never_fits(decision.retry_after, quota, hits.into());
+        let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
+        let name = self.counter_name(&snapshot, domain, entries, applied, &shares);
+        let shares = Counter { name, algorithm: shares, ..stored };
+        let (shares_state, _) = self.store.read(&shares, now).await?;
+        let quotas = Assignments::assigned(&shares_state, at);
+        let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
+        let max_hits = never_fits.then_some(quota);
+        Ok(Inspection { counter: Some(counter_state), allowed, max_hits, ..inspection })
+    }
+
+    /// Deletes the counter of a descriptor. Returns its name and whether it existed, or `None` if nothing is counted.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the store fails.
+    pub async fn reset_counter(
+        &self,
+        domain: &str,
+        entries: &[Entry<'_>],
+        now: Micros,
+    ) -> Result<Option<(CounterLocation, bool)>, StoreError> {
+        let snapshot = self.rules.load_full();
+        let request = peek_request(domain, entries);
+        let Match::Limited(applied) = self.find_match(&snapshot, domain, &request.descriptors[0], now) else {
+            return Ok(None);
+        };
+        let counter = self.counter_of(&request, &applied, &snapshot);
+        let existed = self.store.delete(counter.key.as_bytes(), counter.per_second).await?;
+        Ok(Some((counter, existed)))
+    }
+
+    /// Refunds hits to the counter of a descriptor, up to its full capacity.
+    ///
+    /// # Errors
+    ///
+    /// Returns the same errors as [`Engine::decide`].
+    pub async fn refund(&self, domain: &str, entries: &[Entry<'_>], hits: u64, now: Micros) -> Result<(), DecideError> {
+        let mut request = peek_request(domain, entries);
+        (request.descriptors[0].hits, request.descriptors[0].refund) = (hits, true);
+        let snapshot = self.rules.load_full();
+        Box::pin(self.decide(&snapshot, &request, now)).await.map(drop)
+    }
+}
+
+impl<S> Engine<S> {
+    fn counter_of(&self, request: &Request<'_>, applied: &AppliedLimit<'_>, snapshot: &Snapshot) -> CounterLocation {
+        let name = self.counter_name(
+            snapshot,
+            request.domain,
+            &request.descriptors[0].entries,
+            applied,
+            applied.limit.algorithm(),
+        );
+        CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
+    }
+
+    /// Returns the name of the counter with this algorithm of the limit that applies to `entries`.
+    pub(super) fn counter_name(
+        &self,
+        snapshot: &Snapshot,
+        domain: &str,
+        entries: &[Entry<'_>],
+        applied: &AppliedLimit<'_>,
+        algorithm: &Algorithm,
+    ) -> Vec<u8> {
+        let shard_by = snapshot.rules().settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
+        let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
+        let hash = self.settings.value_hash.as_ref();
+        key::name(self.scope, domain, shard_by, entries, &applied.path, algorithm, hash)
+    }
+}
+
+/// Builds a request that takes no hits.
+fn peek_request<'a>(domain: &'a str, entries: &[Entry<'a>]) -> Request<'a> {
+    let descriptor = Descriptor { entries: entries.into(), hits: 0, refund: false, requested_limit: None };
+    Request { domain, descriptors: smallvec![descriptor], feedback: Vec::new() }
+}

@@ -1,0 +1,117 @@
+//! Decisions about requests, independent of the protocol: the [`Engine`] matches descriptors with rules, applies the
+//! hits to the store and builds the [`Verdict`].
+//!
+//! Only this module knows both the rule and the store's failure, so failure policies are applied here.
+
+mod applied_limit;
+mod candidate;
+mod decide;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+mod inspect;
+mod key;
+mod long_value;
+pub mod overrides;
+mod prepared;
+mod quotas;
+mod resources;
+mod settings;
+mod snapshot;
+mod statistics;
+mod top_entities;
+mod unmatched;
+mod value_hash;
+mod verdict;
+
+pub use candidate::{Candidate, NewlyDenied, Outcomes};
+pub use decide::Engine;
+pub use inspect::{CounterLocation, CounterState, Inspection};
+pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};
+pub use overrides::{Override, Overrides};
+pub use prepared::PreparedRequest;
+pub use quotas::{
+    Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,
+};
+pub use resources::{Report, ReportError, Resource, Resources};
+pub use settings::Settings;
+pub use sluicegate_algorithm::{CounterPart, MAX_NUMBER, Micros, Sample, bound_hits, reports::Utilization};
+pub use sluicegate_store::{Decider, Grant, StoreError};
+pub use snapshot::Snapshot;
+pub use statistics::{ClassTotals, HitTotals, RuleHits, RuleTotals, Statistics, StatisticsSettings};
+pub use top_entities::{Estimate, RankBy, Ranking, TopEntities, TopEntity, sort as sort_ranking};
+pub use unmatched::{Group as UnmatchedGroup, UnmatchedDescriptors};
+pub use value_hash::ValueHash;
+pub use verdict::{Binding, Code, CurrentLimit, OverrideKind, Status, Verdict};
+
+use sluicegate_rules::{Entry, Limit, Lookup, Rule, RuleSet};
+use smallvec::SmallVec;
+
+/// Returns the name of a descriptor's counter, and whether its limit is per second.
+///
+/// Returns `None` if no rule limits the descriptor.
+#[must_use]
+pub fn counter(
+    rules: &RuleSet,
+    domain: &str,
+    entries: &[Entry<'_>],
+    hash: Option<&ValueHash>,
+) -> Option<(String, bool)> {
+    let Lookup::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
+        return None;
+    };
+    let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
+    let limit = rule.limit.as_ref()?;
+    let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
+    let name = key::name("", domain, shard_by, entries, &path, limit.algorithm(), hash);
+    Some((String::from_utf8(name).ok()?, limit.is_per_second()))
+}
+
+/// A request for a decision.
+#[derive(Clone, Debug)]
+pub struct Request<'a> {
+    /// The namespace of the rules; not empty.
+    pub domain: &'a str,
+    /// At least one descriptor. The inline capacity is 1, here and in all vectors derived from it: most requests have
+    /// one descriptor, and a pending request should be small.
+    pub descriptors: SmallVec<[Descriptor<'a>; 1]>,
+    /// One report per descriptor on hits that the caller admits without a request; empty if there are none.
+    pub feedback: Vec<Feedback>,
+}
+
+/// Report of a caller about one descriptor: hits admitted under a grant, or a slot that is released.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Feedback {
+    /// Hits that the caller could use.
+    pub demand: u64,
+    /// The id of a finished grant, and the number of its hits that were admitted.
+    pub reports: Option<(u64, u64)>,
+    /// Latency and outcome of the request that held the slot.
+    pub sample: Option<Sample>,
+}
+
+/// A list of entries that describes one aspect of a request.
+#[derive(Clone, Debug)]
+pub struct Descriptor<'a> {
+    /// The entries, from the most general to the most specific.
+    pub entries: SmallVec<[Entry<'a>; 3]>,
+    /// The cost; 0 peeks and takes nothing.
+    pub hits: u64,
+    /// Whether the hits are refunded instead of taken.
+    pub refund: bool,
+    /// A limit supplied by the request. Boxed, as it is rare and a request is moved several times.
+    pub requested_limit: Option<Box<Limit>>,
+}
+
+/// Error returned when a request cannot be decided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DecideError {
+    /// The store failed, and the failure policy of an applicable rule is `error`.
+    #[error("counter store failed, and an applicable rule has on_error: error")]
+    Store(#[source] StoreError),
+    /// The control plane has not sent any rules yet. The text is that of envoyproxy/ratelimit.
+    #[error("no rate limit configuration loaded")]
+    NoRules,
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,324 @@
+//! [`DivisibleLimit`]: the numbers of a limit that is divided into token buckets, and the hits that are counted in
+//! advance for them.
+
+use sluicegate_algorithm::{Algorithm, MAX_NUMBER, Micros, assignments::Assignments};
+use sluicegate_store::AHEAD;
+
+use super::HeldQuota;
+use crate::applied_limit::AppliedLimit;
+
+/// A token bucket. Each request takes one token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TokenBucket {
+    /// Capacity of the bucket.
+    pub max_tokens: u32,
+    /// Number of tokens that are added in each interval.
+    pub tokens: u32,
+    /// Length of the interval in seconds.
+    pub interval_secs: u32,
+}
+
+impl TokenBucket {
+    /// Creates a bucket that gets at most `rate` tokens per second, with a precision of a thousandth.
+    fn new(max_tokens: u64, rate: f64) -> Self {
+        let interval_secs = (TOKENS_PER_INTERVAL / rate.max(MIN_RATE)).ceil().max(1.0);
+        let tokens = (rate * interval_secs) as u32;
+        let max_tokens = u32::try_from(max_tokens).unwrap_or(u32::MAX).max(1);
+        Self { max_tokens, tokens: tokens.max(1), interval_secs: interval_secs as u32 }
+    }
+
+    /// Returns the same bucket with a token less if Envoy would take it for `former`: it ignores a different interval.
+    fn after(self, former: Option<Self>) -> Self {
+        let looks_same = |former: Self| {
+            (former.max_tokens, former.tokens) == (self.max_tokens, self.tokens)
+                && former.interval_secs != self.interval_secs
+        };
+        let tokens = if former.is_some_and(looks_same) { self.tokens.saturating_sub(1).max(1) } else { self.tokens };
+        Self { tokens, ..self }
+    }
+
+    /// Returns the tokens per second.
+    #[must_use]
+    pub fn rate(&self) -> f64 {
+        f64::from(self.tokens) / f64::from(self.interval_secs)
+    }
+
+    /// Returns the largest number of requests that the bucket admits in this time if it contains `tokens` before.
+    pub(super) fn max_admitted(&self, tokens: f64, time: Micros) -> u64 {
+        (tokens.min(self.max_tokens.into()) + self.rate() * seconds(time)) as u64
+    }
+
+    /// Returns the largest possible number of tokens after Envoy has replaced `former`, which contained `tokens`. A new
+    /// bucket is full; another one keeps the part of its tokens.
+    pub(super) fn tokens_after(&self, former: Option<Self>, tokens: f64) -> f64 {
+        let max_tokens = f64::from(self.max_tokens);
+        former.map_or(max_tokens, |former| (tokens / f64::from(former.max_tokens) * max_tokens).min(max_tokens))
+    }
+
+    /// Returns whether both buckets admit nearly the same, so that one need not replace the other.
+    fn is_similar(&self, other: &Self) -> bool {
+        let are_close = |a: f64, b: f64, ratio: f64| a <= b * ratio && b <= a * ratio;
+        are_close(self.max_tokens.into(), other.max_tokens.into(), 2.0) && are_close(self.rate(), other.rate(), 1.25)
+    }
+}
+
+/// When the hits of a quota are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Prepayment {
+    /// Those of its whole lifetime before it is sent: fixed windows of at least [`MIN_LIFETIMES`].
+    Lifetime,
+    /// Those of each window just before it begins: shorter fixed windows.
+    Window,
+    /// Those of each second before it begins, also in debt: buckets, and sliding windows and logs that are shorter.
+    Second,
+    /// Those of each second before it begins, if they are free: longer sliding windows and logs.
+    FreeSecond,
+}
+
+/// The numbers of a limit that can be divided.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct DivisibleLimit {
+    pub(super) requests: u64,
+    pub(super) window: Micros,
+    burst: u64,
+    pub(super) prepayment: Prepayment,
+}
+
+/// Demand of a caller until it is known: an eighth of the limit.
+const FIRST_DEMAND: u64 = Assignments::WHOLE / 8;
+/// Smallest number of tokens per interval, so that a rate has the precision of a thousandth.
+const TOKENS_PER_INTERVAL: f64 = 1_000.0;
+/// Lowest rate of a token bucket, per second: one token in eleven days.
+const MIN_RATE: f64 = 1e-6;
+/// Smallest capacity of a token bucket, if the burst permits it. A bucket of one token is full while the next request
+/// arrives, and loses tokens.
+const MIN_TOKENS: u64 = 2;
+/// Number of quota lifetimes that a window must have, so that its quotas are counted for their whole lifetime.
+const MIN_LIFETIMES: u64 = 2;
+/// A quota that is counted for its whole lifetime holds at most this part of the unused hits as its burst.
+const BURST_DIVISOR: u64 = 4;
+/// Time in which a caller may use up its part of the unused hits, in addition to a quota's lifetime.
+const SPENDING_TIME: Micros = Micros::from_secs(5);
+/// Time for which a caller keeps its quota although the limit is used up.
+const MAX_UNPAID_TIME: Micros = Micros::from_secs(2);
+/// A caller may use this many times its demand.
+const HEADROOM: f64 = 1.25;
+
+impl DivisibleLimit {
+    /// Returns `None` if the limit is not a rate, or if it delays requests.
+    pub(super) fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
+        let algorithm = applied.limit.algorithm();
+        let spec = algorithm.spec().filter(|spec| spec.queue.is_none())?;
+        let (requests, window) = (u64::from(applied.limit.requests()), applied.limit.measure().window());
+        let is_long = window.get() >= MIN_LIFETIMES * ttl.get();
+        let prepayment = match algorithm {
+            Algorithm::FixedWindow(_) if is_long => Prepayment::Lifetime,
+            Algorithm::FixedWindow(_) => Prepayment::Window,
+            _ if is_long && spec.burst.is_none() => Prepayment::FreeSecond,
+            _ => Prepayment::Second,
+        };
+        let default_burst = match prepayment {
+            Prepayment::Lifetime => requests,
+            // The hits of a second.
+            _ => (requests * 1_000_000).div_ceil(window.get().max(1)).max(MIN_TOKENS).min(requests),
+        };
+        Some(Self { requests, window, burst: spec.burst.map_or(default_burst, u64::from), prepayment })
+    }
+
+    /// Returns the demand in millionths of the limit.
+    pub(super) fn demand(&self, per_second: Option<f64>) -> u64 {
+        let Some(per_second) = per_second else {
+            return FIRST_DEMAND;
+        };
+        ((per_second / self.rate() * Assignments::WHOLE as f64) as u64).min(Assignments::WHOLE)
+    }
+
+    /// Returns the share of a caller's quota in millionths of the limit, or 0 without a token bucket.
+    pub(super) fn share(&self, held: &HeldQuota) -> u64 {
+        held.token_bucket().map_or(0, |bucket| self.demand(Some(bucket.rate())))
+    }
+
+    /// Returns the hits per second.
+    fn rate(&self) -> f64 {
+        self.requests as f64 / seconds(self.window).max(1e-6)
+    }
+
+    /// Returns the token bucket of a share, in millionths. Its capacity grows by at most `remaining`, the unused hits.
+    pub(super) fn token_bucket(&self, share: u64, former: Option<TokenBucket>, remaining: u64) -> TokenBucket {
+        let whole = Assignments::WHOLE;
+        let smallest = MIN_TOKENS.min(self.burst);
+        let former_tokens = former.map_or(0, |former| u64::from(former.max_tokens));
+        let part = (u128::from(self.burst) * u128::from(share) / u128::from(whole)) as u64;
+        let max_tokens = part.min(former_tokens.saturating_add(remaining)).max(smallest);
+        let next = TokenBucket::new(max_tokens, self.rate() * share as f64 / whole as f64);
+        // Only the capacity would change: the burst of shares that other callers have or leave.
+        let same_rate = |former: &TokenBucket| {
+            (former.tokens, former.interval_secs) == (next.tokens, next.interval_secs) && former.is_similar(&next)
+        };
+        former.filter(same_rate).unwrap_or(next.after(former))
+    }
+
+    /// Returns the token bucket of a share, in millionths, if all its requests are counted in advance. Returns `None`
+    /// if the share is 0 or nothing is free.
+    ///
+    /// `free` is the number of unused hits, including those that are counted for this caller already. `tokens` is the
+    /// largest possible number of tokens in the former bucket, and `lifetime` the time for which hits are counted.
+    pub(super) fn counted_token_bucket(
+        &self,
+        share: u64,
+        former: Option<TokenBucket>,
+        free: u64,
+        tokens: f64,
+        demand: Option<f64>,
+        lifetime: Micros,
+    ) -> Option<TokenBucket> {
+        if share == 0 || free == 0 {
+            return None;
+        }
+        let share = share as f64 / Assignments::WHOLE as f64;
+        let smallest = MIN_TOKENS.min(free).max(1);
+        let part = self.burst.min(free) as f64 * share;
+        let rate = self.rate() * share;
+        // Hits that others have not used until now may be used faster.
+        let unused = part / seconds(lifetime + SPENDING_TIME);
+        let rate = rate.max(demand.map_or(0.0, |demand| unused.min(HEADROOM * demand)));
+        let burst = (part as u64 / BURST_DIVISOR).max(smallest);
+        let tokens_of = |bucket: &TokenBucket| bucket.tokens_after(former, tokens);
+        let affordable = (free as f64 - tokens_of(&TokenBucket::new(burst, rate))) / seconds(lifetime).max(1.0);
+        let next = TokenBucket::new(burst, rate.min(affordable));
+        let fits = |bucket: &TokenBucket| bucket.max_admitted(tokens_of(bucket), lifetime) <= free;
+        former.filter(|former| former.is_similar(&next) && fits(former)).or(Some(next.after(former)).filter(fits))
+    }
+}
+
+/// Hits that have been counted in advance for a caller, and that it has not reported yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prepaid {
+    /// Number of hits; negative if requests could not be counted.
+    pub(super) hits: i64,
+    /// Hash of the counter's name; 0 without a counter.
+    pub(super) counter: u32,
+    /// End of the window in which the hits are counted. Only for fixed windows.
+    pub(super) window_end: Micros,
+    /// When hits that the quota does not need are returned, in seconds; 0 if it needs all.
+    pub(super) returned_at: u32,
+}
+
+impl Prepaid {
+    /// Removes reported requests.
+    pub fn spend(&mut self, requests: u64) {
+        self.hits = self.hits.saturating_sub_unsigned(requests.min(MAX_NUMBER));
+    }
+
+    /// Sets a negative number to 0, and returns it as a positive one.
+    pub(super) fn take_debt(&mut self) -> u64 {
+        let debt = self.hits.min(0).unsigned_abs();
+        self.hits = self.hits.max(0);
+        debt
+    }
+
+    /// Returns how many hits are missing.
+    pub(super) fn missing(&self, needed: u64) -> u64 {
+        (to_signed(needed) - self.hits).max(0).unsigned_abs()
+    }
+
+    /// Returns whether so many hits could not be counted that the quota must end. A full log has free hits again within
+    /// a second, but not at every moment.
+    pub(super) fn is_used_up(&self, bucket: &TokenBucket, needed: u64) -> bool {
+        self.missing(needed) > bucket.max_admitted(0.0, MAX_UNPAID_TIME)
+    }
+
+    /// Adds hits that were counted.
+    pub(super) fn add(&mut self, hits: u64) {
+        self.hits = self.hits.saturating_add_unsigned(hits);
+    }
+
+    /// Returns the end of the window in which the hits are counted, of fixed windows.
+    #[must_use]
+    pub fn window_end(&self) -> Option<Micros> {
+        (self.window_end > Micros::ZERO).then_some(self.window_end)
+    }
+
+    /// Returns whether hits could be returned to a window that goes on.
+    #[must_use]
+    pub fn is_returnable(&self, now: Micros) -> bool {
+        self.hits > 0 && now < self.window_end
+    }
+
+    /// Returns the hits to return, of those that are not needed: all of them after `delay_end`, when no former quota can
+    /// need them.
+    pub(super) fn unneeded(&mut self, needed: u64, is_changed: bool, now: Micros, delay_end: Micros) -> u64 {
+        let unneeded = (self.hits - to_signed(needed)).max(0).unsigned_abs();
+        if unneeded == 0 {
+            self.returned_at = 0;
+        } else if is_changed || self.returned_at == 0 {
+            self.returned_at = delay_end.ceil_secs() as u32;
+        } else if now.floor_secs() >= self.returned_at.into() {
+            self.returned_at = 0;
+            return unneeded;
+        }
+        0
+    }
+
+    /// Returns whether hits are counted in advance at all.
+    pub(super) fn has_counter(&self) -> bool {
+        self.counter != 0
+    }
+
+    /// Returns whether a window begins so soon that its hits should be counted now.
+    pub(super) fn is_window_over(&self, now: Micros) -> bool {
+        now + AHEAD >= self.window_end
+    }
+}
+
+pub(super) fn to_signed(number: u64) -> i64 {
+    i64::try_from(number.min(MAX_NUMBER)).unwrap_or(i64::MAX)
+}
+
+pub(super) fn seconds(time: Micros) -> f64 {
+    time.get() as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bucket_that_differs_only_in_the_interval_gets_a_token_less() {
+        let bucket = |max_tokens, tokens, interval_secs| TokenBucket { max_tokens, tokens, interval_secs };
+        for (next, former, sent) in [
+            (bucket(5, 10, 3), Some(bucket(5, 10, 2)), bucket(5, 9, 3)),
+            (bucket(5, 1, 3), Some(bucket(5, 1, 2)), bucket(5, 1, 3)),
+            (bucket(5, 10, 3), Some(bucket(5, 10, 3)), bucket(5, 10, 3)),
+            (bucket(5, 10, 3), Some(bucket(6, 10, 2)), bucket(5, 10, 3)),
+            (bucket(5, 10, 3), Some(bucket(5, 11, 2)), bucket(5, 10, 3)),
+            (bucket(5, 10, 3), None, bucket(5, 10, 3)),
+        ] {
+            assert_eq!(next.after(former), sent, "{former:?}");
+        }
+    }
+
+    #[test]
+    fn hits_are_returned_when_no_former_quota_can_need_them() {
+        let mut prepaid = Prepaid { hits: 10, ..Prepaid::default() };
+        let delay = Micros::from_secs(17);
+        for (second, needed, is_changed, returned) in [
+            (1, 4, false, 0),
+            (17, 4, false, 0),
+            (18, 4, false, 6),
+            // Each changed quota begins the delay again.
+            (20, 4, true, 0),
+            (36, 5, true, 0),
+            (37, 5, false, 0),
+            (53, 5, false, 5),
+            // The quota needs all hits in the meantime.
+            (60, 4, true, 0),
+            (65, 10, false, 0),
+            (77, 4, false, 0),
+            (94, 4, false, 6),
+        ] {
+            let now = Micros::from_secs(second);
+            assert_eq!(prepaid.unneeded(needed, is_changed, now, now + delay), returned, "{second}");
+        }
+    }
+}

@@ -1,0 +1,565 @@
+//! Quotas for callers of Envoy's quota protocol, which limit requests themselves: [`Engine::assign`] counts the reported
+//! requests, and divides the limit among its callers.
+//!
+//! A quota is a part of the limit as a token bucket: a share of the rate, and the same share of the burst. The shares of
+//! all callers are at most the whole limit ([`Assignments`]).
+//!
+//! The limit's own counter, which callers of the other protocols use too, counts the requests before the caller can
+//! admit them ([`Prepayment`]). A report contains the number of admitted ones, and the rest remains for the time until the
+//! next report. So callers of both protocols together are within the limit, although a report arrives late.
+
+mod divisible_limit;
+
+pub use divisible_limit::{Prepaid, TokenBucket};
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use sluicegate_algorithm::{
+    Action, Algorithm, Decision, RequestContext,
+    assignments::{Assignments, Share},
+};
+use sluicegate_rules::{Entry, FailurePolicy};
+use sluicegate_store::{Charge, Counter, Hit, HitDecision, Store, StoreError, only_answer};
+use smallvec::SmallVec;
+
+use self::divisible_limit::{DivisibleLimit, Prepayment, seconds, to_signed};
+use super::{
+    Descriptor, Engine, Micros, Snapshot,
+    applied_limit::{AppliedLimit, Match, holder_id},
+    statistics::Threshold,
+};
+
+/// A report about a bucket, and the lifetime of the next quota.
+#[derive(Clone, Debug)]
+pub struct BucketReport<'a> {
+    /// The namespace of the rules; not empty.
+    pub domain: &'a str,
+    /// The descriptor of the bucket, in the order of the rules.
+    pub entries: SmallVec<[Entry<'a>; 3]>,
+    /// Number of the caller, of 48 bits.
+    pub caller: u64,
+    /// Requests that the caller has admitted since its last report.
+    pub allowed: u64,
+    /// Requests that the caller has denied since its last report.
+    pub denied: u64,
+    /// Requests per second that the caller expects; `None` before it is known.
+    pub demand: Option<f64>,
+    /// Time since the last report; 0 if this is not a report.
+    pub elapsed: Micros,
+    /// The caller's quota since its last report.
+    pub held: HeldQuota,
+    /// Normal lifetime of a quota at the caller.
+    pub ttl: Micros,
+    /// Time after which the next quota has ended in any case: with [`DELIVERY_TIME`].
+    pub lifetime: Micros,
+}
+
+/// The requests that a caller may admit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    /// All requests.
+    AllowAll,
+    /// No request.
+    DenyAll,
+    /// The requests of a token bucket.
+    TokenBucket(TokenBucket),
+}
+
+/// A quota with the hits that are counted for it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct HeldQuota {
+    /// The quota; `None` before the first one.
+    pub quota: Option<Quota>,
+    /// Largest possible number of tokens in its bucket at the last report.
+    pub tokens: f64,
+    /// The hits that are counted in advance.
+    pub prepaid: Prepaid,
+    /// Time of the caller's last report.
+    pub reported_at: Micros,
+    /// Time at which the quota, or that of an earlier stream, ends at the latest.
+    pub ends_at: Micros,
+}
+
+impl HeldQuota {
+    fn token_bucket(&self) -> Option<TokenBucket> {
+        match self.quota {
+            Some(Quota::TokenBucket(bucket)) => Some(bucket),
+            Some(Quota::AllowAll | Quota::DenyAll) | None => None,
+        }
+    }
+
+    /// Returns the number of requests that the caller may have admitted since its last report, at `until`.
+    fn max_admitted(&self, bucket: &TokenBucket, until: Micros) -> u64 {
+        bucket.max_admitted(self.tokens, until - self.reported_at)
+    }
+
+    /// Returns whether [`Engine::prepay`] has to count hits.
+    #[must_use]
+    pub fn is_payment_due(&self, now: Micros) -> bool {
+        let Some(bucket) = self.token_bucket().filter(|_| self.prepaid.has_counter() && now < self.ends_at) else {
+            return false;
+        };
+        match self.prepaid.window_end {
+            Micros::ZERO => self.prepaid.missing(self.max_admitted(&bucket, now + SECOND)) > 0,
+            _ => self.prepaid.is_window_over(now),
+        }
+    }
+}
+
+/// The result of a report.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Assignment {
+    /// The next quota.
+    pub quota: Quota,
+    /// Largest possible number of tokens in its bucket now.
+    pub tokens: f64,
+    /// The hits that are counted in advance.
+    pub prepaid: Prepaid,
+    /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
+    pub share: Option<u64>,
+    /// Time after which the quota has ended in any case; `None` for the normal lifetime. If it is not extended, at least
+    /// [`Assignments::REDUCTION_TIME`].
+    pub lifetime: Option<Micros>,
+    /// Time after which the quota should be computed again without a report, if it depends on more than reports.
+    pub review_in: Option<Micros>,
+}
+
+/// Maximum time in which a message with a quota reaches its caller, where its lifetime begins.
+pub const DELIVERY_TIME: Micros = Micros::from_secs(2);
+/// Time between two payments for a quota.
+const SECOND: Micros = Micros::from_secs(1);
+/// A quota that is not extended is reviewed this long before it ends at the caller.
+pub const REVIEW_TIME: Micros = Micros::from_secs(2);
+
+impl Assignment {
+    fn blanket(quota: Quota) -> Self {
+        Self { quota, tokens: 0.0, prepaid: Prepaid::default(), share: None, lifetime: None, review_in: None }
+    }
+
+    fn bucket(bucket: TokenBucket, tokens: f64) -> Self {
+        Self { tokens, ..Self::blanket(Quota::TokenBucket(bucket)) }
+    }
+}
+
+/// A limit that is divided, and its counter.
+struct SharedCounter<'s> {
+    applied: AppliedLimit<'s>,
+    limit: DivisibleLimit,
+    key: Vec<u8>,
+    /// Hash of the key, by which hits that were counted by another counter are recognised.
+    number: u32,
+}
+
+impl<'a> BucketReport<'a> {
+    fn descriptor(&self) -> Descriptor<'a> {
+        Descriptor { entries: self.entries.clone(), hits: 1, refund: false, requested_limit: None }
+    }
+}
+
+impl SharedCounter<'_> {
+    /// Returns a counter in the store of the limit.
+    fn stored(&self, name: Vec<u8>, algorithm: Algorithm) -> Counter {
+        Counter { per_second: self.applied.limit.is_per_second(), ..Counter::new(name, algorithm) }
+    }
+
+    /// Removes the reported requests from the hits that were counted in advance, and returns the number of others that
+    /// must be counted now.
+    fn spend(&self, held: &mut HeldQuota, report: &BucketReport<'_>, now: Micros) -> u64 {
+        let last_report = held.reported_at;
+        let prepaid = &mut held.prepaid;
+        if prepaid.counter != self.number {
+            *prepaid = Prepaid::default();
+        }
+        if report.elapsed > Micros::ZERO {
+            held.reported_at = now;
+            if let Some(bucket) = report.held.token_bucket() {
+                let added = bucket.rate() * seconds(now - last_report);
+                held.tokens = (held.tokens + added - report.allowed as f64).clamp(0.0, bucket.max_tokens.into());
+            }
+        }
+        if self.limit.prepayment != Prepayment::Lifetime || prepaid.window_end == Micros::ZERO {
+            prepaid.spend(report.allowed);
+            if self.limit.prepayment == Prepayment::FreeSecond {
+                // The window forgets older hits.
+                prepaid.hits = prepaid.hits.max(-to_signed(self.limit.requests));
+                return 0;
+            }
+            return prepaid.take_debt();
+        }
+        let has_ended = now >= prepaid.window_end;
+        let window_start = if has_ended { prepaid.window_end } else { prepaid.window_end - self.limit.window };
+        if has_ended {
+            prepaid.hits = 0;
+        }
+        // The requests of the former window were counted there.
+        let most = match report.held.token_bucket() {
+            Some(bucket) if last_report < window_start => bucket.max_admitted(f64::MAX, now - window_start),
+            _ => u64::MAX,
+        };
+        prepaid.spend(report.allowed.min(most));
+        prepaid.take_debt()
+    }
+}
+
+/// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
+fn blanket_rule(policy: FailurePolicy) -> Option<Assignment> {
+    match policy {
+        FailurePolicy::Error => None,
+        FailurePolicy::Allow => Some(Assignment::blanket(Quota::AllowAll)),
+        FailurePolicy::Deny | FailurePolicy::Local => Some(Assignment::blanket(Quota::DenyAll)),
+    }
+}
+
+/// Returns the number of a caller with this name, which is the same on all instances.
+#[must_use]
+pub fn caller_number(name: &str) -> u64 {
+    holder_id(name)
+}
+
+impl<S> Engine<S> {
+    /// Returns the entries of a bucket in the order of the rules, and whether other orders have a rule as well.
+    ///
+    /// If no rule applies in any order, the entries stay as they are.
+    #[must_use]
+    pub fn order<'e>(&self, domain: &str, entries: SmallVec<[Entry<'e>; 3]>) -> (SmallVec<[Entry<'e>; 3]>, bool) {
+        if entries.len() == 1 {
+            return (entries, false);
+        }
+        let mut orders = self.rules.load().rules().orders(domain, &entries);
+        let is_ambiguous = orders.len() > 1;
+        (orders.drain(..).next().unwrap_or(entries), is_ambiguous)
+    }
+
+    /// Returns whether a limit applies to the bucket, or a rule or override denies all its requests.
+    #[must_use]
+    pub fn limits(&self, report: &BucketReport<'_>, now: Micros) -> bool {
+        let snapshot = &*self.rules.load();
+        let descriptor = report.descriptor();
+        matches!(self.find_match(snapshot, report.domain, &descriptor, now), Match::Limited(_) | Match::Denied(_))
+    }
+}
+
+impl<S: Store> Engine<S> {
+    /// Counts the reported requests, and returns the caller's next quota.
+    ///
+    /// Returns `None` before rules are loaded, and for a limit that cannot be divided if its failure policy is `error`.
+    ///
+    /// # Errors
+    ///
+    /// If the store fails, returns the quota by the failure policy, or `None` if the policy is `error`.
+    pub async fn assign(
+        &self,
+        report: &BucketReport<'_>,
+        now: Micros,
+    ) -> Result<Option<Assignment>, Option<Assignment>> {
+        let snapshot = &*self.rules.load();
+        if snapshot.compiled.awaiting_rules {
+            return Ok(None);
+        }
+        let descriptor = report.descriptor();
+        let matched = self.find_match(snapshot, report.domain, &descriptor, now);
+        // A renewal without a report is no request.
+        if report.allowed > 0 || report.denied > 0 {
+            self.count_unmatched(report.domain, &descriptor, &matched, now);
+        }
+        let counter = match matched {
+            Match::None | Match::NoDomain | Match::NoRule | Match::Off | Match::Unlimited(..) => {
+                return Ok(Some(Assignment::blanket(Quota::AllowAll)));
+            }
+            Match::Denied(applied) => {
+                self.count_reported(report, &applied, &Decision::default(), now);
+                let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
+                return Ok(Some(Assignment::blanket(quota)));
+            }
+            Match::Limited(applied) => self.shared_counter(snapshot, report, applied),
+        };
+        let counter = match counter {
+            Ok(counter) => counter,
+            Err(applied) => {
+                self.count_reported(report, &applied, &Decision::default(), now);
+                self.log_indivisible(report.domain, &applied);
+                return Ok(blanket_rule(self.on_error(&applied)));
+            }
+        };
+        let SharedCounter { applied, limit, .. } = &counter;
+        let mut held = report.held;
+        let unpaid = counter.spend(&mut held, report, now);
+        // The bucket of a quota that has ended is not replaced, so the next one begins full.
+        held.quota = held.quota.filter(|_| now < held.ends_at);
+        // The last part of a long report is all that still counts in a short window.
+        let elapsed = report.elapsed.max(limit.window).get();
+        let counted = (u128::from(unpaid) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
+        let recording = applied.limit.algorithm().recording();
+        let action = if counted > 0 { Action::Take } else { Action::Peek };
+        let context = RequestContext { holder: report.caller, ..RequestContext::default() };
+        let shares = Assignments::new(report.lifetime).with_held(limit.share(&held));
+        let shares = Algorithm::from(shares).with_context(context);
+        let shares_name = self.counter_name(snapshot, report.domain, &report.entries, applied, &shares);
+        let shares = counter.stored(shares_name, shares);
+        let record = counter.stored(counter.key.clone(), recording);
+        let record = Hit { action, ..record.take(counted) };
+        let answers = self.store.apply(&[shares.take(limit.demand(report.demand)), record], Charge::Each, now).await;
+        let (Some(Ok(share)), Some(Ok(HitDecision { decision, .. }))) = (answers.first(), answers.get(1)) else {
+            self.count_reported(report, applied, &Decision::default(), now);
+            let policy = self.on_error(applied);
+            self.statistics.on_error[policy as usize].add(self.worker, 1);
+            return Err(blanket_rule(policy));
+        };
+        // Hits that were counted in advance are not used yet.
+        let unused = held.prepaid.hits.max(0).unsigned_abs();
+        let used = decision.used.saturating_sub(unused);
+        self.count_reported(report, applied, &Decision { used, ..*decision }, now);
+        if applied.is_shadow() || self.settings.shadow_mode {
+            return Ok(Some(Assignment::blanket(Quota::AllowAll)));
+        }
+        let share = Assignments::read(&share.decision);
+        // A caller for which there was no room has no assignment.
+        let lifetime = if share.millionths > 0 { share.lifetime.min(report.lifetime) } else { report.lifetime };
+        let share = Share { lifetime, ..share };
+        let assignment = match limit.prepayment {
+            _ if limit.requests == 0 => {
+                Assignment { review_in: Some(decision.next), ..Assignment::blanket(Quota::DenyAll) }
+            }
+            Prepayment::Lifetime => self.assign_counted(&counter, report, held, share, decision, now).await,
+            Prepayment::Window | Prepayment::Second | Prepayment::FreeSecond => {
+                self.assign_part(&counter, report, held, share.millionths, decision, now).await
+            }
+        };
+        let is_elastic = applied.rule.is_some_and(|rule| rule.elastic.is_some());
+        let ends_soon = (lifetime < report.ttl + DELIVERY_TIME).then(|| lifetime - DELIVERY_TIME - REVIEW_TIME);
+        let reviews = [assignment.review_in, is_elastic.then_some(SECOND), share.more_in, ends_soon];
+        let review_in = reviews.into_iter().flatten().min();
+        Ok(Some(Assignment { share: Some(share.millionths), lifetime: Some(lifetime), review_in, ..assignment }))
+    }
+
+    /// Returns the next quota of a limit with [`Prepayment::Lifetime`].
+    async fn assign_counted(
+        &self,
+        counter: &SharedCounter<'_>,
+        report: &BucketReport<'_>,
+        held: HeldQuota,
+        share: Share,
+        decision: &Decision,
+        now: Micros,
+    ) -> Assignment {
+        let lifetime = decision.reset.min(share.lifetime);
+        let share = share.millionths;
+        let former = held.token_bucket();
+        let size = |free| counter.limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
+        let mut prepaid = Prepaid { counter: counter.number, window_end: now + decision.reset, ..held.prepaid };
+        let paid = prepaid.hits.unsigned_abs();
+        let mut next = size(decision.remaining + paid);
+        let tokens_of = |bucket: TokenBucket| bucket.tokens_after(former, held.tokens);
+        let mut needed = next.map_or(0, |bucket| bucket.max_admitted(tokens_of(bucket), lifetime));
+        if !self.count_missing(counter, &mut prepaid, needed, false, now).await {
+            next = size(paid);
+            needed = paid;
+        }
+        let returned = prepaid.unneeded(needed, next != former, now, held.ends_at.max(now));
+        if returned > 0 && self.pay(counter, Action::Refund, returned, false, now).await.is_ok() {
+            prepaid.spend(returned);
+        }
+        let denied = || if share == 0 || decision.remaining > 0 { SECOND } else { decision.next };
+        match next {
+            Some(bucket) => Assignment { prepaid, ..Assignment::bucket(bucket, tokens_of(bucket)) },
+            None => Assignment { prepaid, review_in: Some(denied()), ..Assignment::blanket(Quota::DenyAll) },
+        }
+    }
+
+    /// Returns the next quota of another limit: a part of its rate and of its burst.
+    async fn assign_part(
+        &self,
+        counter: &SharedCounter<'_>,
+        report: &BucketReport<'_>,
+        held: HeldQuota,
+        share: u64,
+        decision: &Decision,
+        now: Micros,
+    ) -> Assignment {
+        let (limit, former) = (&counter.limit, held.token_bucket());
+        let mut prepaid = Prepaid { counter: counter.number, window_end: Micros::ZERO, ..held.prepaid };
+        let denied = |prepaid, review_in| Assignment {
+            prepaid,
+            review_in: Some(review_in),
+            ..Assignment::blanket(Quota::DenyAll)
+        };
+        if share == 0 {
+            return denied(prepaid, SECOND);
+        }
+        let bucket = limit.token_bucket(share, former, decision.remaining);
+        let mut until = now + SECOND;
+        if limit.prepayment == Prepayment::Window {
+            until = now + decision.reset;
+            prepaid.window_end = until;
+        }
+        // Until now, a caller without a bucket has admitted nothing.
+        let since = if former.is_some() { held.reported_at } else { now };
+        let tokens = bucket.tokens_after(former, held.tokens);
+        let needed = bucket.max_admitted(tokens, until - since);
+        // Unused tokens of former windows and seconds cannot be used any more.
+        if report.elapsed > Micros::ZERO {
+            prepaid.hits = prepaid.hits.min(to_signed(needed));
+        }
+        let is_counted = self.count_missing(counter, &mut prepaid, needed, false, now).await;
+        let is_used_up = if former.is_some() { prepaid.is_used_up(&bucket, needed) } else { !is_counted };
+        if limit.prepayment == Prepayment::FreeSecond && is_used_up {
+            return denied(prepaid, decision.next);
+        }
+        Assignment { prepaid, ..Assignment::bucket(bucket, tokens) }
+    }
+
+    /// Counts the hits that a caller can use until the next payment. Must be called when [`HeldQuota::is_payment_due`].
+    ///
+    /// Returns the counted hits, and whether the quota must be computed again because the limit is used up.
+    pub async fn prepay(&self, report: &BucketReport<'_>, now: Micros) -> (Prepaid, bool) {
+        let (snapshot, descriptor) = (&*self.rules.load(), report.descriptor());
+        let (mut prepaid, held) = (report.held.prepaid, &report.held);
+        let Match::Limited(applied) = self.find_match(snapshot, report.domain, &descriptor, now) else {
+            return (prepaid, true);
+        };
+        let Ok(counter) = self.shared_counter(snapshot, report, applied) else {
+            return (prepaid, true);
+        };
+        let Some(bucket) = held.token_bucket().filter(|_| prepaid.counter == counter.number) else {
+            return (prepaid, true);
+        };
+        let window_start = prepaid.window_end;
+        let window_end = window_start + counter.limit.window;
+        let (needed, next) = match counter.limit.prepayment {
+            Prepayment::Second | Prepayment::FreeSecond => (held.max_admitted(&bucket, now + SECOND), Micros::ZERO),
+            Prepayment::Window => (held.max_admitted(&bucket, window_end), window_end),
+            Prepayment::Lifetime => {
+                prepaid.hits = 0;
+                (bucket.max_admitted(f64::MAX, held.ends_at.min(window_end) - window_start), window_end)
+            }
+        };
+        prepaid.window_end = next;
+        let is_counted = self.count_missing(&counter, &mut prepaid, needed, true, now).await;
+        let is_used_up = match counter.limit.prepayment {
+            Prepayment::Window | Prepayment::Second => false,
+            Prepayment::FreeSecond => prepaid.is_used_up(&bucket, needed),
+            Prepayment::Lifetime => !is_counted,
+        };
+        (prepaid, is_used_up)
+    }
+
+    /// Counts hits so that `needed` are counted, as far as the limit's [`Prepayment`] permits it. Returns whether all are
+    /// counted.
+    async fn count_missing(
+        &self,
+        counter: &SharedCounter<'_>,
+        prepaid: &mut Prepaid,
+        needed: u64,
+        is_ahead: bool,
+        now: Micros,
+    ) -> bool {
+        let missing = prepaid.missing(needed);
+        // Without an answer, the next payment includes these hits.
+        if missing > 0
+            && let Ok(decision) = self.pay(counter, Action::Take, missing, is_ahead, now).await
+        {
+            let is_recorded = matches!(counter.limit.prepayment, Prepayment::Window | Prepayment::Second);
+            if decision.allowed || is_recorded {
+                prepaid.add(missing);
+            } else if counter.limit.prepayment == Prepayment::FreeSecond && decision.remaining > 0 {
+                let part = decision.remaining.min(missing);
+                let paid = self.pay(counter, Action::Take, part, is_ahead, now).await;
+                prepaid.add(if paid.is_ok_and(|paid| paid.allowed) { part } else { 0 });
+            }
+        }
+        prepaid.missing(needed) == 0
+    }
+
+    /// Returns the hits that a caller has not used to the counter, when its quota has ended.
+    pub async fn return_unused(&self, report: &BucketReport<'_>, now: Micros) {
+        let (snapshot, descriptor, prepaid) = (&*self.rules.load(), report.descriptor(), report.held.prepaid);
+        if !prepaid.is_returnable(now) {
+            return;
+        }
+        let Match::Limited(applied) = self.find_match(snapshot, report.domain, &descriptor, now) else {
+            return;
+        };
+        if let Ok(counter) = self.shared_counter(snapshot, report, applied)
+            && prepaid.counter == counter.number
+        {
+            // Without an answer, the hits count until the window ends.
+            let _ = self.pay(&counter, Action::Refund, prepaid.hits.unsigned_abs(), false, now).await;
+        }
+    }
+
+    /// Counts or returns hits.
+    async fn pay(
+        &self,
+        counter: &SharedCounter<'_>,
+        action: Action,
+        hits: u64,
+        is_ahead: bool,
+        now: Micros,
+    ) -> Result<Decision, StoreError> {
+        let algorithm = counter.applied.limit.algorithm();
+        let algorithm = match counter.limit.prepayment {
+            Prepayment::FreeSecond if !algorithm.counts_denied() => *algorithm,
+            // Denied hits are not counted.
+            Prepayment::Lifetime | Prepayment::FreeSecond => {
+                algorithm.leasing().unwrap_or_else(|| algorithm.recording())
+            }
+            Prepayment::Window | Prepayment::Second => algorithm.recording(),
+        };
+        let stored = counter.stored(counter.key.clone(), algorithm);
+        let hit = Hit { action, is_ahead, ..stored.take(hits) };
+        Ok(only_answer(self.store.apply(&[hit], Charge::Each, now).await)?.decision)
+    }
+}
+
+impl<S> Engine<S> {
+    /// Returns the counter of a limit, or the limit if it cannot be divided.
+    fn shared_counter<'s>(
+        &self,
+        snapshot: &Snapshot,
+        report: &BucketReport<'_>,
+        applied: AppliedLimit<'s>,
+    ) -> Result<SharedCounter<'s>, AppliedLimit<'s>> {
+        let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
+            return Err(applied);
+        };
+        let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, applied.limit.algorithm());
+        let mut hasher = DefaultHasher::new();
+        key.hash(&mut hasher);
+        Ok(SharedCounter { applied, limit, key, number: hasher.finish() as u32 | 1 })
+    }
+
+    /// Logs that a rule has a limit that cannot be divided, once until rules are loaded again.
+    fn log_indivisible(&self, domain: &str, applied: &AppliedLimit<'_>) {
+        if let Some(rule) = applied.rule
+            && self.statistics.is_first_indivisible(&rule.labels)
+        {
+            tracing::warn!(
+                domain,
+                rule = rule.labels[1..].join("."),
+                algorithm = applied.limit.algorithm().name(),
+                "Envoy cannot limit the requests of this rule by itself; it allows or denies all of them, by on_error"
+            );
+        }
+    }
+
+    /// Counts the decisions of a caller.
+    fn count_reported(&self, report: &BucketReport<'_>, applied: &AppliedLimit<'_>, counter: &Decision, now: Micros) {
+        let (limit, _) = applied.limit.policy();
+        let near = self.statistics.near_threshold(limit);
+        let shadow = applied.is_shadow();
+        for (hits, allowed) in [(report.allowed, true), (report.denied, false)] {
+            if hits > 0 {
+                // Envoy reports requests.
+                let requests = hits;
+                let threshold =
+                    Threshold { limit, requests, near, splits_denied: false, shadow, from_deny_cache: false };
+                applied.series.each(|series| {
+                    let series = series.reports();
+                    series.count_requested(self.worker, hits, requests);
+                    series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, threshold);
+                });
+                self.record_top(report.domain, &Descriptor { hits, ..report.descriptor() }, applied, allowed, now);
+            }
+        }
+    }
+}

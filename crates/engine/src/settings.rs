@@ -1,0 +1,58 @@
+//! [`Settings`] that apply to all rules.
+
+use std::{num::NonZeroU32, path::PathBuf};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use sluicegate_rules::FailurePolicy;
+
+use super::ValueHash;
+
+/// Settings that apply to all rules.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct Settings {
+    /// Failure policy of rules without `on_error`.
+    pub on_error: FailurePolicy,
+    /// Deny nothing, and count the requests that would have been denied.
+    pub shadow_mode: bool,
+    /// Treat every rule as a rule in quota mode.
+    pub quota_mode: bool,
+    /// Share of a limit above which hits are counted as near the limit.
+    pub near_limit_ratio: f32,
+    /// File with a secret key of at least 16 bytes. If set, names of counters and the log contain 128 bits of a hash with
+    /// this key instead of the values of entries.
+    pub hash_key_file: Option<PathBuf>,
+    /// The hash of values, if they are hashed.
+    #[serde(skip)]
+    pub value_hash: Option<ValueHash>,
+    /// Number of instances among which a limit is divided while each instance decides alone.
+    #[serde(skip, default = "one")]
+    pub instances: NonZeroU32,
+    /// Whether verdicts contain the metadata of the rules.
+    #[serde(skip)]
+    pub metadata: bool,
+    /// Whether verdicts contain the names of the rules' policies.
+    #[serde(skip)]
+    pub policies: bool,
+}
+
+const fn one() -> NonZeroU32 {
+    NonZeroU32::MIN
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Self {
+            instances: one(),
+            on_error: FailurePolicy::Error,
+            shadow_mode: false,
+            quota_mode: false,
+            near_limit_ratio: 0.8,
+            hash_key_file: None,
+            value_hash: None,
+            metadata: false,
+            policies: false,
+        }
+    }
+}

@@ -1,0 +1,468 @@
+//! Tests of whole decisions, with counters in memory.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use futures_util::FutureExt;
+use sluicegate_algorithm::Consistency;
+use sluicegate_metrics::Totals;
+use sluicegate_rules::{self as rules, Metadata, Options, SourceFile};
+use sluicegate_store::Memory;
+use smallvec::smallvec;
+
+use super::{
+    applied_limit::Match,
+    overrides::{Mode, Origin, Target},
+    *,
+};
+
+/// An engine with its counters in memory.
+pub(crate) type MemoryEngine = Engine<Arc<Memory>>;
+
+pub(crate) const NOW: Micros = Micros::from_secs(1_763_672_400);
+
+const RULES: &str = "
+domain: api
+descriptors:
+- {key: wide, rate_limit: {unit: year, requests_per_unit: 10}}
+- {key: narrow, rate_limit: {unit: year, requests_per_unit: 2}}
+- {key: dark, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
+- {key: quota, quota_mode: true, rate_limit: {unit: year, requests_per_unit: 2}}
+- {key: free, rate_limit: {unlimited: true}}
+- {key: slots, rate_limit: {algorithm: adaptive, method: aimd, ceiling: 100, initial: 10, hold: 1h, holder: id}}
+";
+
+fn charge_all() -> String {
+    RULES.replace("domain: api", "domain: api\ncharge: all")
+}
+
+/// Returns an engine with its counters in memory.
+pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> MemoryEngine {
+    let file = SourceFile { name: "api.yaml".into(), text: text.into() };
+    let (rules, _) = rules::compile(&[file], options).unwrap();
+    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
+    let engine = Engine::in_memory(rules, statistics, &Default::default());
+    Engine { top: Some(TopEntities::new(1)), settings: Arc::new(settings), ..engine }
+}
+
+pub(crate) fn engine(text: &str) -> MemoryEngine {
+    engine_with(text, Options::default(), Settings::default())
+}
+
+pub(crate) fn overrides(entries: &[(&str, &str)]) -> Overrides {
+    let mut overrides = Overrides::default();
+    for (target, value) in entries {
+        let entry = Override {
+            target: Target::parse(target).unwrap(),
+            value: (*value).into(),
+            until: None,
+            author: "alice".into(),
+            reason: "ticket 4711".into(),
+            at: NOW,
+            version: 1,
+        };
+        overrides.put(entry, Options::default()).unwrap();
+    }
+    overrides
+}
+
+/// Replaces all overrides.
+fn set(engine: &MemoryEngine, entries: &[(&str, &str)]) {
+    let snapshot = engine.rules.load().with(overrides(entries), None, NOW);
+    engine.rules.store(snapshot.into());
+}
+
+pub(super) fn descriptor<'d>(entries: &[(&'d str, &'d str)], hits: u64) -> Descriptor<'d> {
+    let entries = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
+    Descriptor { entries, hits, refund: false, requested_limit: None }
+}
+
+/// Returns a descriptor with the value `x`.
+fn one(key: &str, hits: u64) -> Descriptor<'_> {
+    descriptor(&[(key, "x")], hits)
+}
+
+pub(super) fn refund(descriptor: Descriptor<'_>) -> Descriptor<'_> {
+    Descriptor { refund: true, ..descriptor }
+}
+
+pub(super) fn decide(engine: &MemoryEngine, descriptors: &[Descriptor<'_>]) -> Verdict {
+    let request = Request { domain: "api", descriptors: descriptors.into(), feedback: Vec::new() };
+    engine.decide_in(&engine.store, &request, NOW).unwrap()
+}
+
+fn decide_one(engine: &MemoryEngine, descriptor: Descriptor<'_>) -> Status {
+    decide(engine, &[descriptor]).statuses.remove(0)
+}
+
+/// Returns whether each descriptor is allowed, and its remaining hits.
+fn statuses(verdict: &Verdict) -> Vec<(bool, u32)> {
+    verdict.statuses.iter().map(|status| (!status.is_over(), status.remaining)).collect()
+}
+
+/// Returns a count by the end of its name in statsd.
+fn count(engine: &MemoryEngine, name: &str) -> u64 {
+    let mut totals = Totals::new();
+    engine.statistics.add_totals(&mut totals);
+    totals.get(&format!("ratelimit.service.{name}")).copied().unwrap_or_default()
+}
+
+/// Returns the counts of a rule's hits: within the limit, over it, and denied from the deny cache.
+fn counts(engine: &MemoryEngine, key: &str) -> [u64; 3] {
+    ["within_limit", "over_limit", "over_limit_with_local_cache"]
+        .map(|name| count(engine, &format!("rate_limit.api.{key}.{name}")))
+}
+
+#[test]
+fn only_a_binding_denial_prevents_the_takes_of_a_request() {
+    let settings = |shadow_mode, quota_mode| Settings { shadow_mode, quota_mode, ..Settings::default() };
+    for (key, settings, remaining) in [
+        ("narrow", settings(false, false), 10),
+        ("dark", settings(false, false), 9),
+        ("quota", settings(false, false), 9),
+        ("narrow", settings(true, false), 9),
+        ("narrow", settings(false, true), 9),
+    ] {
+        let engine = engine_with(&charge_all(), Options::default(), settings);
+        let verdict = decide(&engine, &[one("wide", 1), one(key, 3)]);
+        assert_eq!(statuses(&verdict)[0], (true, remaining), "{key}");
+    }
+}
+
+#[test]
+fn a_request_that_takes_nothing_is_not_counted_as_within_a_limit() {
+    let engine = engine(&charge_all());
+    assert!(decide(&engine, &[one("wide", 1), one("narrow", 3)]).is_denied());
+    assert_eq!((counts(&engine, "wide"), counts(&engine, "narrow")), ([0, 0, 0], [0, 3, 0]));
+    let verdict = decide(&engine, &[one("wide", 1), one("narrow", 1)]);
+    assert_eq!(statuses(&verdict), [(true, 9), (true, 1)]);
+    assert_eq!((counts(&engine, "wide"), counts(&engine, "narrow")), ([1, 0, 0], [1, 3, 0]));
+    // A limit that is alone in its request counts the hits below it.
+    assert!(decide(&engine, &[descriptor(&[("narrow", "y")], 5)]).is_denied());
+    assert_eq!(counts(&engine, "narrow"), [3, 6, 0]);
+}
+
+#[test]
+fn limits_that_are_charged_each_are_counted_each() {
+    let engine = engine(RULES);
+    let verdict = decide(&engine, &[one("wide", 1), one("narrow", 3)]);
+    assert_eq!((verdict.is_denied(), statuses(&verdict)), (true, vec![(true, 9), (false, 0)]));
+    assert_eq!((counts(&engine, "wide"), counts(&engine, "narrow")), ([1, 0, 0], [2, 1, 0]));
+}
+
+#[test]
+fn hits_of_one_request_on_one_counter_are_charged_together() {
+    let engine = engine(&charge_all());
+    let twice = |value, hits| [descriptor(&[("wide", value)], hits), descriptor(&[("wide", value)], hits)];
+    assert_eq!(statuses(&decide(&engine, &twice("x", 6))), [(false, 0), (false, 0)]);
+    assert_eq!(statuses(&decide(&engine, &twice("y", 5))), [(true, 0), (true, 0)]);
+    let others = [descriptor(&[("wide", "z")], 1), one("narrow", 1)];
+    assert_eq!(statuses(&decide(&engine, &others)), [(true, 9), (true, 1)]);
+}
+
+#[test]
+fn a_switch_that_denies_prevents_the_takes_of_the_other_limits() {
+    let (engine, each) = (engine(&charge_all()), engine(RULES));
+    set(&engine, &[("switch|rule|api|narrow", "deny")]);
+    let verdict = decide(&engine, &[one("wide", 1), one("narrow", 1)]);
+    assert_eq!((verdict.is_denied(), statuses(&verdict)), (true, vec![(true, 10), (false, 0)]));
+    assert_eq!((counts(&engine, "wide"), counts(&engine, "narrow")), ([0, 0, 0], [0, 1, 0]));
+    let period = TopEntities::DEFAULT_PERIOD;
+    let top = |by| engine.top.as_ref().unwrap().ranking(by, 9, period, NOW, |_, _| true).hits;
+    assert_eq!((top(RankBy::Requested), top(RankBy::Denied)), (2, 1));
+    set(&engine, &[]);
+    assert_eq!(statuses(&decide(&engine, &[one("wide", 1), one("narrow", 1)])), [(true, 9), (true, 1)]);
+    // Without `charge: all`, the other limit is charged.
+    set(&each, &[("switch|rule|api|narrow", "deny")]);
+    assert_eq!(statuses(&decide(&each, &[one("wide", 1), one("narrow", 1)])), [(true, 9), (false, 0)]);
+}
+
+#[test]
+fn hits_are_ranked_as_denied_only_if_they_are_denied() {
+    let engine = engine(RULES);
+    for key in ["wide", "narrow", "dark"] {
+        decide(&engine, &[one(key, 3)]);
+    }
+    let period = TopEntities::DEFAULT_PERIOD;
+    let top = |by| engine.top.as_ref().unwrap().ranking(by, 9, period, NOW, |_, _| true);
+    assert_eq!(top(RankBy::Requested).hits, 9);
+    let denied: Vec<_> = top(RankBy::Denied).top.iter().map(|entity| entity.target.to_string()).collect();
+    assert_eq!(denied, ["limit|api|narrow=x"]);
+}
+
+#[test]
+fn the_totals_are_the_hits_of_all_rules() {
+    let engine = engine(RULES);
+    for (key, hits) in [("wide", 9), ("narrow", 3), ("dark", 3)] {
+        decide(&engine, &[one(key, hits)]);
+    }
+    let expected = HitTotals { requested: 15, denied: 1, near: 3, shadow: 1 };
+    assert_eq!(engine.statistics.hit_totals(), expected);
+}
+
+#[test]
+fn the_global_shadow_mode_allows_everything_unless_a_switch_enforces_everything() {
+    let settings = Settings { shadow_mode: true, ..Settings::default() };
+    let shadow = engine_with(RULES, Options::default(), settings);
+    assert!(!decide(&shadow, &[one("narrow", 3)]).is_denied());
+    assert_eq!(count(&shadow, "global_shadow_mode"), 1);
+    set(&shadow, &[("switch|everything", "enforce")]);
+    assert!(decide(&shadow, &[one("narrow", 3)]).is_denied());
+    set(&shadow, &[("switch|domain|api", "enforce")]);
+    assert!(!decide(&shadow, &[one("narrow", 3)]).is_denied());
+    assert_eq!((count(&shadow, "global_shadow_mode"), count(&engine(RULES), "global_shadow_mode")), (2, 0));
+    let enforced = engine(RULES);
+    assert!(!decide(&enforced, &[one("narrow", 2)]).is_denied());
+    assert!(decide(&enforced, &[one("narrow", 1)]).is_denied());
+    assert!(!decide(&enforced, &[one("dark", 3)]).is_denied());
+}
+
+#[test]
+fn quota_mode_applies_to_a_rule_or_to_all_descriptors() {
+    let quota = |engine: &MemoryEngine| {
+        let verdict = decide(engine, &[one("quota", 1), one("wide", 1), one("unknown", 1)]);
+        verdict.statuses.iter().map(|status| status.quota).collect::<Vec<_>>()
+    };
+    assert_eq!(quota(&engine(RULES)), [true, false, false]);
+    let settings = Settings { quota_mode: true, ..Settings::default() };
+    assert_eq!(quota(&engine_with(RULES, Options::default(), settings)), [true; 3]);
+}
+
+#[test]
+fn an_override_takes_precedence_over_the_rule() {
+    let engine = engine(RULES);
+    set(
+        &engine,
+        &[
+            ("limit|api|wide=x", "20/year"),
+            ("limit|api|wide=blocked", "blocked"),
+            ("limit|api|wide=open", "unlimited"),
+            ("limit|api|tenant=a", "1/year"),
+        ],
+    );
+    let status = |entries: &[(&'static str, &'static str)]| decide_one(&engine, descriptor(entries, 1));
+    let limit = |status: &Status| status.limit.as_ref().map(|limit| limit.requests);
+    let custom = status(&[("wide", "x")]);
+    assert_eq!((limit(&custom), custom.remaining, custom.override_kind), (Some(20), 19, Some(OverrideKind::Limit)));
+    let rule = status(&[("wide", "y")]);
+    assert_eq!((limit(&rule), rule.remaining, rule.override_kind), (Some(10), 9, None));
+    let open = status(&[("wide", "open")]);
+    assert_eq!((open.unlimited, open.override_kind), (true, Some(OverrideKind::Limit)));
+    // Denials without a counter have no reset time and must not be cached.
+    let blocked = status(&[("wide", "blocked")]);
+    assert_eq!((blocked.is_over(), blocked.reset, blocked.denial_counts), (true, None, true));
+    assert!(!decide_one(&engine, refund(descriptor(&[("wide", "blocked")], 1))).is_over());
+    // Without a rule, an override applies only to its exact descriptor.
+    assert_eq!(limit(&status(&[("tenant", "a")])), Some(1));
+    assert_eq!(limit(&status(&[("tenant", "a"), ("path", "/")])), None);
+}
+
+#[test]
+fn a_switch_takes_precedence_over_the_rule() {
+    let engine = engine(RULES);
+    set(&engine, &[("switch|domain|api", "deny"), ("switch|rule|api|wide", "off")]);
+    let off = decide_one(&engine, one("wide", 1));
+    let switched = |mode| Some(OverrideKind::Switch(mode));
+    assert_eq!((off.is_over(), off.limit, off.override_kind), (false, None, switched(Mode::Off)));
+    for key in ["narrow", "dark", "free"] {
+        let denied = decide_one(&engine, one(key, 1));
+        assert_eq!((denied.is_over(), denied.override_kind), (true, switched(Mode::Deny)), "{key}");
+    }
+    assert!(!decide_one(&engine, refund(one("narrow", 1))).is_over());
+    set(&engine, &[("switch|rule|api|narrow", "shadow")]);
+    assert!(!decide_one(&engine, one("narrow", 3)).is_over());
+}
+
+#[test]
+fn a_replaced_limit_counts_nothing() {
+    let text = "domain: api\ndescriptors:\n- {key: few, rate_limit: {unit: year, requests_per_unit: 3, name: few}}\n\
+                - {key: strict, rate_limit: {unit: year, requests_per_unit: 1, replaces: [{name: few}]}}\n";
+    let engine = engine(text);
+    let verdict = decide(&engine, &[one("few", 3), one("strict", 1)]);
+    assert_eq!((verdict.statuses[0].limit.is_none(), verdict.statuses[1].remaining), (true, 0));
+    assert_eq!(decide_one(&engine, one("few", 1)).remaining, 2);
+}
+
+#[test]
+fn an_elastic_limit_marks_hits_above_the_limit_proper() {
+    let text = "domain: api\ndescriptors:\n- {key: soft, rate_limit: {unit: year, requests_per_unit: 2, soft: 100%}}\n\
+                - {key: elastic, rate_limit: {unit: year, requests_per_unit: 2, elastic: {resource: db, up_to: 200%}}}\n";
+    let engine = engine(text);
+    let hits = |key: &str, value: &str| -> Vec<_> {
+        let hit = |_| decide_one(&engine, descriptor(&[(key, value)], 1));
+        (0..5).map(hit).map(|status| (!status.is_over(), status.remaining, status.elastic)).collect()
+    };
+    let hard = [(true, 1, false), (true, 0, false), (false, 0, false), (false, 0, false), (false, 0, false)];
+    let extended = |elastic| [hard[0], hard[1], (true, 0, elastic), (true, 0, elastic), hard[4]];
+    assert_eq!(hits("soft", "x"), extended(false));
+    assert_eq!(hits("elastic", "unknown"), hard);
+    let snapshot = engine.rules.load_full();
+    let resource = snapshot.compiled.rule_states[1].resource.as_ref().unwrap();
+    resource.set(Some(0.0));
+    assert_eq!(hits("elastic", "idle"), extended(true));
+    resource.set(None);
+    assert_eq!(hits("elastic", "gone"), hard);
+    // Spare capacity may appear at any time, so clients must not cache the denial.
+    let denial_counts = |key| decide_one(&engine, one(key, 1)).denial_counts;
+    assert_eq!((denial_counts("elastic"), denial_counts("soft")), (true, false));
+}
+
+#[test]
+fn denials_are_counted_as_shed_unless_the_caller_exceeded_its_own_limit() {
+    let text = "domain: api\ndescriptors:\n- {key: own, rate_limit: {unit: year, requests_per_unit: 1}}\n\
+                - {key: backend, rate_limit: {unit: year, requests_per_unit: 1, shed: true}}\n\
+                - {key: tenants, rate_limit: {capacity: 10/h, class: tenant, shares: {gold: {min: 4}, \
+                   free: {min: 1, max: 3}, other: {max: 2}}}}\n";
+    let engine = engine(text);
+    let last = |entries: &[(&'static str, &'static str)], hits: u32| {
+        let statuses: Vec<_> = (0..hits).map(|_| decide_one(&engine, descriptor(entries, 1))).collect();
+        let (last, others) = statuses.split_last().unwrap();
+        assert!(others.iter().all(|status| !status.is_over() && !status.shed), "{entries:?}");
+        (last.is_over(), last.shed)
+    };
+    assert_eq!(last(&[("own", "x")], 2), (true, false));
+    assert_eq!(last(&[("backend", "x")], 2), (true, true));
+    assert_eq!(last(&[("tenants", "x"), ("tenant", "free")], 4), (true, false));
+    assert_eq!(last(&[("tenants", "x"), ("tenant", "gold")], 8), (true, true));
+    let totals = engine.statistics.class_totals(NOW).into_iter();
+    let totals: BTreeMap<_, _> = totals.map(|class| (class.class, [class.allowed, class.denied, class.shed])).collect();
+    let expected = [("all", [1, 0, 1]), ("gold", [7, 0, 1]), ("free", [3, 1, 0]), ("other", [0; 3])]
+        .map(|(class, hits)| (class.to_owned(), hits));
+    assert_eq!(totals, BTreeMap::from(expected));
+}
+
+#[test]
+fn slots_belong_to_their_holder_and_an_adaptive_limit_learns_from_samples() {
+    let engine = engine(RULES);
+    let slot = |id| descriptor(&[("slots", "x"), ("id", id)], 1);
+    let remaining = ["a", "a", "b"].map(|id| decide_one(&engine, slot(id)).remaining);
+    assert_eq!(remaining, [9, 9, 8], "a holder has one slot");
+    // Ten requests that were dropped within half a second lower the limit by a tenth.
+    for number in 0..10 {
+        let sample = Sample { latency: Micros::new(1_000), dropped: true };
+        let feedback = vec![Feedback { sample: Some(sample), ..Feedback::default() }];
+        decide(&engine, &[slot("c")]);
+        let request = Request { domain: "api", descriptors: smallvec![refund(slot("c"))], feedback };
+        let now = Micros::new(NOW.get() + number * 100_000);
+        engine.decide_in(&engine.store, &request, now).unwrap();
+    }
+    let limit = decide_one(&engine, slot("d")).limit.unwrap();
+    assert_eq!((limit.requests, limit.quota), (9, 9));
+}
+
+#[test]
+fn a_limit_has_the_consistency_of_its_rule_or_override() {
+    let text = "domain: api\ndescriptors:\n\
+                - {key: leased, rate_limit: {unit: year, requests_per_unit: 9, consistency: leased}}\n\
+                - {key: exact, rate_limit: {unit: year, requests_per_unit: 9}}\n";
+    let engine = engine(text);
+    let custom = "{unit: year, requests_per_unit: 9, consistency: eventual}";
+    set(&engine, &[("limit|api|leased=y", custom), ("limit|api|exact=y", "9/year")]);
+    let snapshot = engine.rules.load_full();
+    for (key, value, expected) in [
+        ("leased", "x", Consistency::Leased),
+        ("leased", "y", Consistency::Eventual),
+        ("exact", "x", Consistency::Exact),
+        ("exact", "y", Consistency::Exact),
+    ] {
+        let descriptor = descriptor(&[(key, value)], 1);
+        let matched = engine.find_match(&snapshot, "api", &descriptor, NOW);
+        let Match::Limited(applied) = matched else { panic!("{key}={value} has no limit") };
+        assert_eq!(applied.consistency(), expected, "{key}={value}");
+    }
+}
+
+#[test]
+fn a_verdict_contains_the_metadata_of_the_rules_that_allowed_a_descriptor() {
+    let text = "domain: api\ndescriptors:\n\
+                - {key: few, rate_limit: {unit: year, requests_per_unit: 1}, metadata: {plan: basic}}\n\
+                - {key: many, rate_limit: {unit: year, requests_per_unit: 9}, metadata: {team: edge, plan: other}}\n\
+                - {key: free, rate_limit: {unlimited: true}, metadata: {open: yes}}\n";
+    let settings = Settings { metadata: true, ..Settings::default() };
+    let on = engine_with(text, Options::default(), settings);
+    let map = |entries: &[(&str, &str)]| {
+        let entry = |(key, value): &(&str, &str)| ((*key).to_owned(), Metadata::Text((*value).to_owned()));
+        Some(Metadata::Map(entries.iter().map(entry).collect()))
+    };
+    let metadata = |engine: &MemoryEngine| decide(engine, &["few", "many", "free"].map(|key| one(key, 1))).metadata;
+    assert_eq!(metadata(&on), map(&[("plan", "basic"), ("team", "edge")]), "the first rule wins");
+    assert_eq!(metadata(&on), map(&[("plan", "other"), ("team", "edge")]), "a rule that denies has no metadata");
+    assert_eq!((decide(&on, &[one("free", 1)]).metadata, metadata(&engine(text))), (None, None));
+}
+
+#[test]
+fn an_inspection_describes_the_counter_and_takes_nothing() {
+    let engine = engine(RULES);
+    let inspect = |entries: &[(&str, &str)]| {
+        let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
+        engine.inspect("api", &entries, 1, NOW).now_or_never().unwrap().unwrap()
+    };
+    decide(&engine, &[one("narrow", 3), one("dark", 3)]);
+    let narrow = inspect(&[("narrow", "x")]);
+    let counter = narrow.counter.as_ref().unwrap();
+    assert_eq!((narrow.allowed, counter.limit.requests(), counter.decision.used), (false, 2, 3));
+    assert_eq!(counter.parts().iter().map(|part| part.hits).sum::<u64>(), 3);
+    let remaining: Vec<_> = counter.forecast().into_iter().map(|(_, remaining)| remaining).collect();
+    assert_eq!(remaining, [0, 2]);
+    assert!(inspect(&[("narrow", "y")]).allowed && inspect(&[("unknown", "x")]).allowed);
+    let dark = inspect(&[("dark", "x")]);
+    assert!(dark.allowed && dark.counter.is_some_and(|counter| !counter.decision.allowed));
+    // The holder is not part of the counter's name.
+    let entries = [("slots", "x"), ("id", "7")];
+    let key = inspect(&entries).counter.unwrap().counter.key;
+    assert!(key.starts_with("{api|slots=x}"), "{key}");
+    let entries = entries.map(|(key, value)| Entry { key, value });
+    assert_eq!(counter_of(&engine, &entries), Some((key, false)));
+    set(&engine, &[("limit|api|narrow=x", "blocked"), ("switch|rule|api|narrow", "enforce")]);
+    let blocked = inspect(&[("narrow", "x")]);
+    let overrides: Vec<_> =
+        blocked.overrides.iter().map(|(origin, entry)| (*origin, entry.target.to_string())).collect();
+    let expected = ["switch|rule|api|narrow", "limit|api|narrow=x"].map(|target| (Origin::Store, target.to_owned()));
+    assert_eq!((blocked.allowed, overrides), (false, expected.to_vec()));
+}
+
+fn counter_of(engine: &MemoryEngine, entries: &[Entry<'_>]) -> Option<(String, bool)> {
+    counter(engine.rules.load().rules(), "api", entries, None)
+}
+
+#[test]
+fn operators_can_refund_hits_and_delete_counters() {
+    let engine = engine(RULES);
+    let entries = [Entry { key: "narrow", value: "x" }];
+    assert!(decide_one(&engine, one("narrow", 3)).is_over());
+    engine.refund("api", &entries, 2, NOW).now_or_never().unwrap().unwrap();
+    assert_eq!(statuses(&decide(&engine, &[one("narrow", 1)])), [(true, 0)]);
+    let reset = |entries: &[Entry<'_>]| {
+        let reset = engine.reset_counter("api", entries, NOW).now_or_never().unwrap().unwrap();
+        reset.map(|(location, existed)| (location.key, existed))
+    };
+    let key = counter_of(&engine, &entries).unwrap().0;
+    assert_eq!((reset(&entries), reset(&entries)), (Some((key.clone(), true)), Some((key, false))));
+    assert_eq!(statuses(&decide(&engine, &[one("narrow", 1)])), [(true, 1)]);
+    assert_eq!(reset(&[Entry { key: "free", value: "x" }]), None);
+}
+
+#[test]
+fn a_snapshot_with_other_overrides_has_the_same_rules() {
+    let (engine, other) = (engine(RULES), engine(RULES));
+    let before = engine.rules.load_full();
+    set(&engine, &[("switch|everything", "shadow")]);
+    let after = engine.rules.load_full();
+    assert!(after.has_same_rules(&before) && !after.has_same_rules(&other.rules.load()));
+    let modes = |snapshot: &Snapshot| snapshot.modes().in_force().len();
+    assert_eq!((modes(&before), modes(&after)), (0, 1));
+}
+
+/// Descriptors that an override, the request itself or a switch handles have a rule, or need none.
+#[test]
+fn descriptors_that_no_rule_matches_are_counted_with_their_keys() {
+    let engine = engine(RULES);
+    set(&engine, &[("limit|api|vip=x", "5/day")]);
+    decide(&engine, &[one("wide", 1), one("unknown", 1), one("vip", 1)]);
+    decide(&engine, &[one("unknown", 1)]);
+    let groups = engine.statistics.unmatched().groups();
+    let groups: Vec<_> = groups.iter().map(|group| (&*group.domain, &*group.keys, group.total)).collect();
+    assert_eq!(groups, [("api", &["unknown".to_owned()][..], 2)]);
+    // An inspection is not a request.
+    engine.inspect("api", &[Entry { key: "unknown", value: "x" }], 1, NOW).now_or_never().unwrap().unwrap();
+    assert_eq!(engine.statistics.unmatched().groups()[0].total, 2);
+}

@@ -1,0 +1,356 @@
+//! [`Verdict`]: the decision about a whole request, built from one [`Status`] per descriptor.
+
+use std::sync::Arc;
+
+use sluicegate_algorithm::Micros;
+use sluicegate_rules::{Limit, Measure, Metadata};
+use sluicegate_store::{Decider, Grant};
+use smallvec::SmallVec;
+
+use super::overrides::Mode;
+
+/// Whether a request or a descriptor is allowed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// Allowed.
+    Ok,
+    /// Denied.
+    OverLimit,
+}
+
+/// Kind of the override that applied to a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OverrideKind {
+    /// A custom limit of the entity.
+    Limit,
+    /// A switch for the rule.
+    Switch(Mode),
+}
+
+impl OverrideKind {
+    /// Returns the name of the kind in responses.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Limit => "limit",
+            Self::Switch(mode) => mode.name(),
+        }
+    }
+}
+
+/// The limit that applied to a descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CurrentLimit {
+    /// Number of requests allowed per window, or at the same time.
+    pub requests: u32,
+    /// Whether `requests` is per window or at the same time.
+    pub measure: Measure,
+    /// The name that the rule gives it.
+    pub name: Option<Arc<str>>,
+    /// The name of its policy, if verdicts contain policies.
+    pub policy: Option<Arc<str>>,
+    /// Maximum number of hits that can be allowed at one time.
+    pub quota: u64,
+    /// Time in which `quota` is fully restored.
+    pub window: Micros,
+}
+
+impl CurrentLimit {
+    /// Returns the numbers of a limit, with its name and the name of its policy.
+    #[must_use]
+    pub fn new(limit: &Limit, name: Option<&Arc<str>>, policy: Option<Arc<str>>) -> Self {
+        let (quota, window) = limit.policy();
+        Self { requests: limit.requests(), measure: limit.measure(), name: name.cloned(), policy, quota, window }
+    }
+}
+
+/// Returns whether a denied cost is above the maximum of its limit, so that it is denied at any time.
+pub(super) fn never_fits(retry_after: Option<Micros>, quota: u64, cost: u64) -> bool {
+    retry_after.is_none() && quota > 0 && cost > quota
+}
+
+/// The decision about one descriptor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// Whether the descriptor is allowed.
+    pub code: Code,
+    /// The limit that applied; `None` if nothing is counted.
+    pub limit: Option<CurrentLimit>,
+    /// Hits that would still be allowed; `u32::MAX` for an unlimited rule.
+    pub remaining: u32,
+    /// Time until the full limit is available again.
+    pub reset: Option<Micros>,
+    /// Time until more hits remain than now.
+    pub next: Micros,
+    /// Time until the same cost would be allowed, if it is denied; `None` if it never would.
+    pub retry_after: Option<Micros>,
+    /// Whether the cost is denied because it is above the largest cost that the limit can allow.
+    pub never_fits: bool,
+    /// Time that an allowed request must wait before it continues.
+    pub delay: Micros,
+    /// Whether the descriptor is allowed only because the limit is soft.
+    pub soft: bool,
+    /// Whether the descriptor is allowed only because a resource has spare capacity.
+    pub elastic: bool,
+    /// Whether the descriptor is denied because of overload that this caller did not cause.
+    pub shed: bool,
+    /// The part of the service that decided, such as the store or the deny cache.
+    pub decider: Decider,
+    /// Kind of the override that took precedence over the rule.
+    pub override_kind: Option<OverrideKind>,
+    /// Hits that the caller may admit without a request.
+    pub grant: Option<Grant>,
+    /// Whether denied requests count, so that each one makes the wait longer.
+    pub denial_counts: bool,
+    /// Whether the descriptor denies only if all other quota descriptors do.
+    pub quota: bool,
+    /// Whether the rule is unlimited, and the status does not influence the overall code.
+    pub unlimited: bool,
+}
+
+impl Status {
+    /// The status of a descriptor for which nothing is counted.
+    pub const NO_LIMIT: Self = Self {
+        code: Code::Ok,
+        limit: None,
+        remaining: 0,
+        reset: None,
+        next: Micros::ZERO,
+        retry_after: None,
+        never_fits: false,
+        delay: Micros::ZERO,
+        soft: false,
+        elastic: false,
+        shed: false,
+        decider: Decider::Store,
+        override_kind: None,
+        grant: None,
+        denial_counts: false,
+        quota: false,
+        unlimited: false,
+    };
+    /// The status of a descriptor with an unlimited rule.
+    pub const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
+
+    /// Returns whether the descriptor is denied.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.code == Code::OverLimit
+    }
+
+    /// Returns the status of a denied descriptor with this cost.
+    ///
+    /// A denial without a time at which the cost would be allowed can have other reasons, such as the failure policy.
+    #[must_use]
+    pub(super) fn with_cost(self, cost: u64) -> Self {
+        let quota = self.limit.as_ref().map_or(u64::MAX, |limit| limit.quota);
+        Self { never_fits: never_fits(self.retry_after, quota, cost), ..self }
+    }
+
+    /// Returns the reset time for callers, in whole seconds rounded up.
+    ///
+    /// For a denied descriptor, this is the time until the request would be allowed, at least 1. Otherwise it is the
+    /// time until the full limit is available again.
+    #[must_use]
+    pub fn reset_seconds(&self) -> Option<u64> {
+        let reset = self.reset?;
+        let denied = self.is_over().then(|| self.retry_after.unwrap_or(reset).ceil_secs().max(1));
+        Some(denied.unwrap_or(reset.ceil_secs()))
+    }
+}
+
+/// The decision about a request.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// Whether the request is allowed.
+    pub overall: Code,
+    /// One status per descriptor, in their order.
+    pub statuses: SmallVec<[Status; 1]>,
+    /// Merged metadata of the rules of the allowed descriptors.
+    pub metadata: Option<Metadata>,
+}
+
+/// Numbers of the tightest limit, for response headers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Requests per unit.
+    pub limit: u32,
+    /// Hits that would still be allowed.
+    pub remaining: u32,
+    /// Reset time in whole seconds: see [`Status::reset_seconds`].
+    pub reset_seconds: u64,
+}
+
+impl Verdict {
+    /// Returns `OverLimit` if an ordinary descriptor is denied, or if there are quota descriptors and all are denied.
+    pub(super) fn overall(statuses: &[Status]) -> Code {
+        let counted = || statuses.iter().filter(|status| !status.unlimited);
+        let ordinary = counted().any(|status| !status.quota && status.is_over());
+        let mut quota = counted().filter(|status| status.quota).peekable();
+        let all_quota = quota.peek().is_some() && quota.all(Status::is_over);
+        if ordinary || all_quota { Code::OverLimit } else { Code::Ok }
+    }
+
+    /// Returns the last ordinary status that is denied, or else the status with the fewest remaining hits.
+    #[must_use]
+    pub fn binding_status(&self) -> Option<&Status> {
+        let limited = || self.statuses.iter().filter(|status| status.limit.is_some());
+        let over = limited().rfind(|status| !status.quota && status.is_over());
+        let min_remaining =
+            || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
+        over.or_else(min_remaining)
+    }
+
+    /// Returns the numbers of [`Verdict::binding_status`].
+    #[must_use]
+    pub fn binding(&self) -> Option<Binding> {
+        let status = self.binding_status()?;
+        Some(Binding {
+            limit: status.limit.as_ref()?.requests,
+            remaining: status.remaining,
+            reset_seconds: status.reset_seconds().unwrap_or_default(),
+        })
+    }
+
+    /// Returns whether the request is denied.
+    #[must_use]
+    pub fn is_denied(&self) -> bool {
+        self.overall == Code::OverLimit
+    }
+
+    /// Returns the largest cost that a limit can allow, if the request is denied because it costs more than that.
+    ///
+    /// A repetition of such a request is always denied. Returns the smallest of several limits.
+    #[must_use]
+    pub fn max_cost(&self) -> Option<u64> {
+        if self.overall != Code::OverLimit {
+            return None;
+        }
+        let too_large = self.statuses.iter().filter(|status| status.never_fits);
+        too_large.filter_map(|status| status.limit.as_ref()).map(|limit| limit.quota).min()
+    }
+
+    /// Returns whether the request is denied only because of overload that its caller did not cause.
+    #[must_use]
+    pub fn is_shed(&self) -> bool {
+        let over = || self.statuses.iter().filter(|status| status.is_over());
+        self.overall == Code::OverLimit && over().all(|status| status.shed)
+    }
+
+    /// Returns the time until a denied request would be allowed.
+    ///
+    /// All ordinary descriptors must allow it and, if all quota descriptors deny, the first one of these. Returns
+    /// `None` if the request is allowed, or would never be allowed.
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Micros> {
+        if self.overall != Code::OverLimit {
+            return None;
+        }
+        let over = |quota| self.statuses.iter().filter(move |status| status.quota == quota && status.is_over());
+        let ordinary = over(false).try_fold(Micros::ZERO, |max, status| Some(max.max(status.retry_after?)))?;
+        if self.statuses.iter().any(|status| status.quota && !status.unlimited && !status.is_over()) {
+            return Some(ordinary);
+        }
+        let quota = over(true).filter_map(|status| status.retry_after).min();
+        if over(true).next().is_some() { Some(ordinary.max(quota?)) } else { Some(ordinary) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sluicegate_rules::Unit;
+
+    use super::*;
+
+    fn status(code: Code, quota: bool, remaining: u32) -> Status {
+        let limit = Limit::new(100 + remaining, Unit::Minute, 1).unwrap();
+        let limit = Some(CurrentLimit::new(&limit, None, None));
+        Status { code, limit, remaining, reset: Some(Micros::new(1)), quota, ..Status::NO_LIMIT }
+    }
+
+    #[test]
+    fn quota_descriptors_deny_only_together() {
+        use Code::{Ok, OverLimit as Over};
+        for (statuses, expected) in [
+            (vec![], Ok),
+            (vec![Status::NO_LIMIT, Status::UNLIMITED], Ok),
+            (vec![status(Over, true, 0), status(Ok, true, 1)], Ok),
+            (vec![status(Over, true, 0), status(Over, true, 0)], Over),
+            (vec![status(Over, true, 0), status(Ok, false, 1)], Over),
+            (vec![status(Ok, true, 1), status(Over, false, 0)], Over),
+        ] {
+            assert_eq!(Verdict::overall(&statuses), expected, "{statuses:?}");
+        }
+    }
+
+    #[test]
+    fn a_retry_waits_for_every_ordinary_limit_and_for_the_first_quota() {
+        use Code::{Ok, OverLimit as Over};
+        let over = |quota, wait: Option<u64>| Status { retry_after: wait.map(Micros::new), ..status(Over, quota, 0) };
+        for (statuses, expected) in [
+            (vec![status(Ok, false, 1)], None),
+            (vec![over(false, Some(3)), over(false, Some(5)), status(Ok, false, 1)], Some(5)),
+            (vec![over(false, Some(3)), over(false, None)], None),
+            (vec![over(false, Some(3)), over(true, Some(9)), status(Ok, true, 1)], Some(3)),
+            (vec![over(true, Some(9)), over(true, Some(7)), over(true, None)], Some(7)),
+            (vec![over(false, Some(8)), over(true, Some(7))], Some(8)),
+            (vec![over(true, None)], None),
+            (vec![over(false, Some(3)), over(true, Some(9)), status(Ok, false, 1)], Some(9)),
+            (vec![over(false, Some(3)), over(true, Some(9)), Status { quota: true, ..Status::UNLIMITED }], Some(9)),
+        ] {
+            let overall = Verdict::overall(&statuses);
+            let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+            assert_eq!(verdict.retry_after().map(Micros::get), expected, "{:?}", verdict.statuses);
+        }
+    }
+
+    #[test]
+    fn a_request_that_costs_more_than_a_limit_allows_has_a_maximum() {
+        use Code::{Ok, OverLimit as Over};
+        let costs = |code, remaining, wait: Option<u64>, cost| {
+            Status { retry_after: wait.map(Micros::new), ..status(code, false, remaining) }.with_cost(cost)
+        };
+        for (statuses, expected) in [
+            (vec![costs(Over, 0, None, 101)], Some(100)),
+            (vec![costs(Over, 9, None, 110), costs(Over, 3, None, 110)], Some(103)),
+            (vec![costs(Over, 0, None, 100)], None),
+            (vec![costs(Over, 0, Some(3), 101)], None),
+            (vec![status(Ok, false, 0)], None),
+        ] {
+            let overall = Verdict::overall(&statuses);
+            let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+            assert_eq!(verdict.max_cost(), expected, "{:?}", verdict.statuses);
+        }
+    }
+
+    #[test]
+    fn headers_describe_the_tightest_limit_or_the_last_denial() {
+        use Code::{Ok, OverLimit as Over};
+        let limit = |statuses: Vec<Status>| {
+            let verdict = Verdict { overall: Ok, statuses: statuses.into(), metadata: None };
+            verdict.binding().map(|binding| (binding.limit, binding.reset_seconds))
+        };
+        assert_eq!(limit(vec![Status::UNLIMITED]), None);
+        assert_eq!(limit(vec![status(Ok, false, 5), status(Ok, false, 3), status(Ok, false, 9)]), Some((103, 1)));
+        assert_eq!(limit(vec![status(Over, false, 2), status(Over, false, 7), status(Ok, false, 1)]), Some((107, 1)));
+        assert_eq!(limit(vec![status(Over, true, 4), status(Ok, false, 1)]), Some((101, 1)));
+        // `u32::MAX` means unlimited or a number that does not fit, so it is not reported.
+        assert_eq!(limit(vec![Status { remaining: u32::MAX, ..status(Ok, false, 1) }]), None);
+    }
+
+    #[test]
+    fn a_request_is_shed_if_only_overload_denies_it() {
+        use Code::{Ok, OverLimit as Over};
+        let shed = || Status { shed: true, ..status(Over, false, 0) };
+        for (statuses, denied, is_shed) in [
+            (vec![status(Ok, false, 1)], false, false),
+            (vec![status(Ok, false, 1), shed()], true, true),
+            (vec![status(Over, false, 0)], true, false),
+            (vec![shed(), status(Over, false, 0)], true, false),
+        ] {
+            let overall = Verdict::overall(&statuses);
+            let verdict = Verdict { overall, statuses: statuses.into(), metadata: None };
+            assert_eq!((verdict.is_denied(), verdict.is_shed()), (denied, is_shed), "{:?}", verdict.statuses);
+        }
+    }
+}
