@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
+use crate::{
+    settings::Settings,
+    store::{Peers, peers},
+    transport::cluster::Cluster,
+};
 use super::{
     AppError,
     engine::EngineFactory,
     overrides::Operations,
     tasks::{self, Tasks},
     telemetry::Telemetry,
-};
-use crate::{
-    settings::Settings,
-    store::{Peers, peers},
-    transport::cluster::Cluster,
 };
 
 /// Starts the exchange and copies the counters of another instance. Returns `None` if there are no `cluster.peers`.
@@ -34,7 +34,7 @@ pub(super) async fn start(
     activity.set_has_peers();
     let cluster = Cluster::bind(&settings.cluster, peers, overrides, activity, telemetry.clock.clone()).await?;
     let cluster = Arc::new(cluster);
-    cluster.observe(&telemetry.meters.meter());
+    cluster.observe(&telemetry.meters);
     tasks.spawn(&tasks::PUBLISH, Arc::clone(&cluster).publish());
     tasks.spawn(&tasks::PEERS, Arc::clone(&cluster).follow());
     cluster.join().await;

@@ -38,6 +38,7 @@ use std::sync::Arc;
 
 use tokio::runtime;
 
+use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, transport::cluster::Cluster};
 use self::{
     engine::EngineFactory,
     overrides::Operations,
@@ -48,7 +49,6 @@ use self::{
     tasks::Tasks,
     telemetry::{StatsdExport, Telemetry},
 };
-use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, transport::cluster::Cluster};
 
 /// Runs the service until it receives SIGTERM or SIGINT.
 ///
@@ -130,19 +130,19 @@ impl Service {
 
 /// Registers the metrics of all phases.
 fn observe(telemetry: &Telemetry, rules: &Rules, engines: &EngineFactory, servers: &Servers, operations: &Operations) {
-    let meter = telemetry.meters.meter();
+    let meter = &telemetry.meters;
     let workers = telemetry.workers as u64;
-    observe_gauge(&meter, "sluicegate_workers", "Number of worker threads", move || workers);
+    observe_gauge(meter, "sluicegate_workers", "Number of worker threads", move || workers);
     let clock = telemetry.clock.clone();
-    telemetry.statistics.observe(&meter, move || clock.now());
-    telemetry.check_metrics.observe(&meter);
-    rules.observe(&meter);
-    engines.store.observe(&telemetry.store_metrics, &meter);
+    telemetry.statistics.observe(meter, move || clock.now());
+    telemetry.check_metrics.observe(meter);
+    rules.observe(meter);
+    engines.store.observe(&telemetry.store_metrics, meter);
     if let Some(recorder) = &engines.recorder {
-        recorder.observe(&meter);
+        recorder.observe(meter);
     }
-    servers.observe(&meter);
-    operations.observe(&meter);
+    servers.observe(meter);
+    operations.observe(meter);
 }
 
 /// Starts the tasks that keep rules, overrides, candidate rules, resources, leases and activity up to date.

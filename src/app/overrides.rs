@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use opentelemetry::metrics::Meter;
-
-use super::{AppError, engine::EngineFactory, rules::Rules, telemetry::Telemetry};
 use crate::{
+    metrics::Meter,
     service::{
         Activity, Candidates, OverrideSync, Simulator,
         activity::{self, Sources},
@@ -16,6 +14,7 @@ use crate::{
         overrides::{Journal, OverrideStore},
     },
 };
+use super::{AppError, engine::EngineFactory, rules::Rules, telemetry::Telemetry};
 
 /// The components for operators: overrides, candidate rules, the activity of the last hour, and simulations.
 pub(super) struct Operations {
@@ -74,7 +73,7 @@ impl Operations {
     }
 
     /// Registers the metrics of overrides and candidate rules.
-    pub(super) fn observe(&self, meter: &Meter) {
+    pub(super) fn observe(&self, meter: &dyn Meter) {
         self.overrides.observe(meter);
         self.candidates.observe(meter);
     }

@@ -2,16 +2,9 @@
 
 use std::sync::Arc;
 
-use opentelemetry::metrics::Meter;
-
-use super::{
-    AppError,
-    signals::Signals,
-    tasks::{self, Tasks},
-    telemetry::Telemetry,
-};
 use crate::{
     engine::Resources,
+    metrics::Meter,
     rules::{Options, SourceFile},
     service::{
         reload::Reloader,
@@ -19,6 +12,12 @@ use crate::{
     },
     settings::Settings,
     transport::xds,
+};
+use super::{
+    AppError,
+    signals::Signals,
+    tasks::{self, Tasks},
+    telemetry::Telemetry,
 };
 
 /// Returns the rules that are served without a rule directory.
@@ -83,7 +82,7 @@ impl Rules {
     }
 
     /// Registers the metrics of reloads and of the control plane.
-    pub(super) fn observe(&self, meter: &Meter) {
+    pub(super) fn observe(&self, meter: &dyn Meter) {
         self.reloader.observe(meter);
         if let Some(client) = &self.control_plane {
             client.observe(meter);

@@ -5,20 +5,11 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use opentelemetry::metrics::Meter;
 use tokio::{sync::watch, task::JoinHandle, time::interval};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::{
-    AppError,
-    engine::{EngineFactory, wait_until_up},
-    overrides::Operations,
-    rules::Rules,
-    tasks::{self, Tasks},
-    telemetry::Telemetry,
-};
 use crate::{
-    metrics::WorkerId,
+    metrics::{Meter, WorkerId},
     process::{Pauses, Stalls},
     service::{Admin, Check, Clock, Quotas, ResourceReports, reload::Reloader},
     settings::Settings,
@@ -30,6 +21,14 @@ use crate::{
         grpc::{self, CallerErrors, HEALTH_NAMES, Handler, QuotaService, ResourceService},
         http,
     },
+};
+use super::{
+    AppError,
+    engine::{EngineFactory, wait_until_up},
+    overrides::Operations,
+    rules::Rules,
+    tasks::{self, Tasks},
+    telemetry::Telemetry,
 };
 
 /// Servers whose sockets are bound. They accept no connections yet.
@@ -129,7 +128,7 @@ impl Servers {
     }
 
     /// Registers the metrics of connections, resources and quotas.
-    pub(super) fn observe(&self, meter: &Meter) {
+    pub(super) fn observe(&self, meter: &dyn Meter) {
         self.grpc.observe(meter);
         self.stalls.observe(meter);
         self.pauses.observe(meter);

@@ -2,11 +2,8 @@
 
 use std::sync::Arc;
 
-use opentelemetry::metrics::Meter;
-
-use super::tasks::{self, Tasks};
 use crate::{
-    metrics::{WorkerId, observe_counter, observe_gauge},
+    metrics::{Meter, WorkerId, observe_counter, observe_gauge},
     service::Clock,
     settings::Settings,
     store::{
@@ -14,6 +11,7 @@ use crate::{
         redis::{SetupError, Time},
     },
 };
+use super::tasks::{self, Tasks};
 
 /// The store that the settings select: one for all workers, or a connection to Redis for each.
 pub(super) enum StoreSetup {
@@ -65,7 +63,7 @@ impl StoreSetup {
     }
 
     /// Registers the metrics of the store.
-    pub(super) fn observe(&self, metrics: &Arc<store::Metrics>, meter: &Meter) {
+    pub(super) fn observe(&self, metrics: &Arc<store::Metrics>, meter: &dyn Meter) {
         let Self::Memory(memory) = self else {
             return metrics.observe(meter);
         };

@@ -9,9 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::metrics::Meter;
-
-use crate::{metrics::LogThrottle, platform::process_cpu_time};
+use crate::{
+    metrics::{Instrument, LogThrottle, Meter, observe_counter},
+    platform::process_cpu_time,
+};
 
 /// Interval at which a thread reads the clock.
 const INTERVAL: Duration = Duration::from_millis(25);
@@ -57,19 +58,20 @@ impl Pauses {
     }
 
     /// Registers the metrics with `meter`.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         let counts = Arc::clone(&self.0);
-        meter
-            .u64_observable_counter("sluicegate_process_pauses_total")
-            .with_description("Number of times the process did not run for 20 ms or longer")
-            .with_callback(move |observer| observer.observe(counts.pauses.load(Relaxed), &[]))
-            .build();
+        observe_counter(
+            meter,
+            "sluicegate_process_pauses_total",
+            "Number of times the process did not run for 20 ms or longer",
+            move || counts.pauses.load(Relaxed),
+        );
         let counts = Arc::clone(&self.0);
-        meter
-            .f64_observable_counter("sluicegate_process_paused_seconds_total")
-            .with_description("Seconds for which the process did not run, in pauses of 20 ms or longer")
-            .with_callback(move |observer| observer.observe(counts.micros.load(Relaxed) as f64 / 1e6, &[]))
-            .build();
+        meter.register(Instrument::f64_counter(
+            "sluicegate_process_paused_seconds_total",
+            "Seconds for which the process did not run, in pauses of 20 ms or longer",
+            move |observer| observer.observe(counts.micros.load(Relaxed) as f64 / 1e6, []),
+        ));
     }
 }
 

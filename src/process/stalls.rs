@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
+use crate::metrics::{Instrument, Label, Meter};
 
 /// Interval at which a thread shows that it works.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -37,19 +37,18 @@ impl Stalls {
     }
 
     /// Registers the metric with `meter`.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         let stalls = self.clone();
-        let gauge = meter.f64_observable_gauge("sluicegate_thread_stall_seconds");
-        let gauge =
-            gauge.with_description("Longest time for which a thread served nothing, in the last one to two minutes");
-        gauge
-            .with_callback(move |observer| {
+        meter.register(Instrument::f64_gauge(
+            "sluicegate_thread_stall_seconds",
+            "Longest time for which a thread served nothing, in the last one to two minutes",
+            move |observer| {
                 for (thread, watchdog) in stalls.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
                     let longest = watchdog.longest(Instant::now());
-                    observer.observe(longest.as_secs_f64(), &[KeyValue::new("thread", thread.clone())]);
+                    observer.observe(longest.as_secs_f64(), [Label::new("thread", thread.clone())]);
                 }
-            })
-            .build();
+            },
+        ));
     }
 }
 

@@ -20,10 +20,7 @@ use foldhash::fast::RandomState;
 use smallvec::SmallVec;
 
 use crate::{
-    engine::{
-        Engine, Micros, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status,
-        Verdict,
-    },
+    engine::{Engine, Micros, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status, Verdict},
     rules::{Entry, RuleSet},
     store::{Memory, memory},
     traffic::RecordedRequest,
@@ -264,11 +261,11 @@ fn name(entries: &[Entry<'_>]) -> Box<str> {
 mod tests {
     use smallvec::smallvec;
 
-    use super::*;
     use crate::{
         engine::Descriptor,
         rules::{Options, SourceFile, compile},
     };
+    use super::*;
 
     /// A peek and a requested limit are no hits of a rule.
     #[test]

@@ -10,9 +10,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::metrics::Meter;
 use tokio::time::interval;
 
+use crate::{
+    debounce::Debounce,
+    engine::{
+        Candidate, Resources,
+        overrides::{RuleSetSlot, Target},
+    },
+    metrics::Meter,
+    rules::{self, Diagnostic, SourceFile},
+    store::overrides::OverrideStoreError,
+};
 use super::{
     Clock, OverrideSync,
     compile_thread::run_on_compile_thread,
@@ -22,15 +31,6 @@ use super::{
     },
     reload::Reloader,
     source::{FileFilter, Fingerprint, LoadError, Source, fingerprint},
-};
-use crate::{
-    debounce::Debounce,
-    engine::{
-        Candidate, Resources,
-        overrides::{RuleSetSlot, Target},
-    },
-    rules::{self, Diagnostic, SourceFile},
-    store::overrides::OverrideStoreError,
 };
 
 /// Interval between two polls of the overrides and the candidate directory.
@@ -290,7 +290,7 @@ impl Candidates {
     }
 
     /// Registers the metrics of the candidate rules with `meter`.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         let reloader = Arc::clone(&self.reloader);
         Candidate::observe_metrics(move || reloader.rules().load().candidate().cloned(), meter);
     }
@@ -394,8 +394,8 @@ fn parse_rule_set(text: &str) -> Option<Vec<SourceFile>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::service::{Admin, admin::tests::admin};
+    use super::*;
 
     fn text(key: &str) -> String {
         format!("domain: api\ndescriptors:\n- {{ key: {key}, rate_limit: {{ unit: hour, requests_per_unit: 1 }} }}\n")

@@ -5,14 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
-
-use super::{Clock, Recorder};
 use crate::{
     engine::{Candidate, DecideError, Engine, Micros, Request, Verdict},
-    metrics::{Counter, Histogram, Totals, TraceId, observe_counter},
+    metrics::{Counter, Histogram, Instrument, Label, Meter, Totals, TraceId, observe_counter},
     store::{AnyStore, Memory},
 };
+use super::{Clock, Recorder};
 
 /// Error returned when a request has no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,27 +80,29 @@ impl Metrics {
     }
 
     /// Registers all metrics except the histogram with `meter`, under the names of envoyproxy/ratelimit.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
-        let requests = meter
-            .u64_observable_counter("ratelimit_service_total_requests")
-            .with_description("Number of requests decided");
-        let labels = METHOD.map(|(name, value)| KeyValue::new(name, value));
-        requests.with_callback(move |observer| observer.observe(this.latency.count(), &labels)).build();
+        meter.register(Instrument::counter(
+            "ratelimit_service_total_requests",
+            "Number of requests decided",
+            move |observer| {
+                let labels = METHOD.map(|(name, value)| Label::new(name, value));
+                observer.observe(this.latency.count(), labels);
+            },
+        ));
         let this = Arc::clone(self);
         observe_counter(meter, "sluicegate_denied_requests_total", "Requests that were denied as a whole", move || {
             this.denied()
         });
         let this = Arc::clone(self);
-        let errors = meter
-            .u64_observable_counter("ratelimit_service_should_rate_limit_error")
-            .with_description("Number of requests without a decision, by type of error");
-        errors
-            .with_callback(move |observer| {
-                observer.observe(this.invalid.get(), &[KeyValue::new("err_type", "service_error")]);
-                observer.observe(this.undecided.get(), &[KeyValue::new("err_type", "redis_error")]);
-            })
-            .build();
+        meter.register(Instrument::counter(
+            "ratelimit_service_should_rate_limit_error",
+            "Number of requests without a decision, by type of error",
+            move |observer| {
+                observer.observe(this.invalid.get(), [Label::new("err_type", "service_error")]);
+                observer.observe(this.undecided.get(), [Label::new("err_type", "redis_error")]);
+            },
+        ));
     }
 }
 
@@ -210,8 +210,8 @@ fn evaluate_later(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use crate::metrics::WorkerId;
+    use super::*;
 
     #[test]
     fn invalid_and_undecided_requests_are_errors() {

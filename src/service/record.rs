@@ -15,18 +15,17 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::metrics::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate_placement::Identity;
 
-use super::read_hash_key;
 use crate::{
     engine::{Micros, Request, Verdict},
-    metrics::{Counter, WorkerId, observe_counter},
+    metrics::{Counter, Meter, WorkerId, observe_counter},
     traffic::{Writer, encode},
 };
+use super::read_hash_key;
 
 /// Capacity of the queue between the workers and the thread, in requests.
 const QUEUE_CAPACITY: usize = 8_192;
@@ -164,7 +163,7 @@ impl Recorder {
     }
 
     /// Registers the metrics of the recorder with `meter`.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
         observe_counter(meter, "sluicegate_recorded_requests_total", "Number of requests recorded", move || {
             this.recorded.get()
@@ -218,12 +217,11 @@ fn write(mut writer: Writer, receiver: &Receiver<Message>, lost: &Counter) {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_testing::test_log::TestLog;
     use smallvec::smallvec;
 
-    use super::*;
-    use sluicegate_testing::test_log::TestLog;
-
     use crate::{engine::Descriptor, rules::Entry};
+    use super::*;
 
     #[test]
     fn finish_waits_until_all_requests_are_written() {

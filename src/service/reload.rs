@@ -13,20 +13,19 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use opentelemetry::metrics::Meter;
 use tokio::sync::watch;
 
-use super::{
-    Clock,
-    compile_thread::run_on_compile_thread,
-    source::{CompressedFiles, Contents, Fingerprint, LoadError, Source, fingerprint},
-};
 use crate::{
     algorithm::Micros,
     debounce::Debounce,
     engine::{Candidate, Overrides, Resources, Snapshot, Statistics},
-    metrics::{Counter, Totals, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Meter, Totals, WorkerId, observe_counter, observe_gauge},
     rules::{self, Diagnostic, Options, RuleSet, SourceFile},
+};
+use super::{
+    Clock,
+    compile_thread::run_on_compile_thread,
+    source::{CompressedFiles, Contents, Fingerprint, LoadError, Source, fingerprint},
 };
 
 /// Interval between two polls of the directory.
@@ -290,7 +289,7 @@ impl Reloader {
     }
 
     /// Registers the metrics of the rules with `meter`, under the names of envoyproxy/ratelimit where it has them.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
         observe_counter(
             meter,

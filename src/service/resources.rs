@@ -3,14 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use tokio::time::interval;
 
-use super::Clock;
 use crate::{
     engine::{Engine, Micros, Report, ReportError, Resources, StoreError, Utilization},
+    metrics::{Instrument, Label, Meter},
     store::{AnyStore, next_answer},
 };
+use super::Clock;
 
 /// Interval between two polls of the store. All instances receive a report within a second.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);
@@ -99,19 +99,17 @@ impl ResourceReports {
     }
 
     /// Registers the metric of the last polled utilizations with `meter`.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         let resources = Arc::clone(&self.resources);
-        let gauge = meter.f64_observable_gauge("sluicegate_resource_utilization");
-        gauge
-            .with_description(
-                "Last polled utilization of each resource that limits depend on; 1 if there are no reports",
-            )
-            .with_callback(move |observer| {
+        meter.register(Instrument::f64_gauge(
+            "sluicegate_resource_utilization",
+            "Last polled utilization of each resource that limits depend on; 1 if there are no reports",
+            move |observer| {
                 for (name, resource) in resources.in_force() {
-                    observer.observe(resource.utilization(), &[KeyValue::new("resource", name.to_string())]);
+                    observer.observe(resource.utilization(), [Label::new("resource", name.into_string())]);
                 }
-            })
-            .build();
+            },
+        ));
     }
 }
 

@@ -2,10 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use opentelemetry::{KeyValue, metrics::Meter};
-
+use crate::metrics::{Counter, Histogram, Instrument, Label, Meter, WorkerId};
 use super::{StoreError, local, redis::Health};
-use crate::metrics::{Counter, Histogram, WorkerId};
 
 /// Metrics of a store that is called over the network.
 pub struct Metrics {
@@ -57,20 +55,19 @@ impl Metrics {
     }
 
     /// Registers all metrics except the latency histogram with the meter.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         self.redis.observe(meter);
         self.local.observe(meter);
         let this = Arc::clone(self);
-        let errors = meter
-            .u64_observable_counter("sluicegate_store_errors_total")
-            .with_description("Number of failed store calls");
-        errors
-            .with_callback(move |observer| {
+        meter.register(Instrument::counter(
+            "sluicegate_store_errors_total",
+            "Number of failed store calls",
+            move |observer| {
                 for error in StoreError::ALL {
-                    observer.observe(this.errors[error as usize].get(), &[KeyValue::new("kind", error.kind())]);
+                    observer.observe(this.errors[error as usize].get(), [Label::new("kind", error.kind())]);
                 }
-            })
-            .build();
+            },
+        ));
     }
 }
 

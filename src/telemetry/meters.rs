@@ -2,12 +2,17 @@
 
 use std::sync::Arc;
 
-use opentelemetry::metrics::{Meter, MeterProvider};
-use opentelemetry_sdk::metrics::{Instrument, PeriodicReader, SdkMeterProvider, Stream};
+use opentelemetry::{
+    KeyValue,
+    metrics::{AsyncInstrument, MeterProvider},
+};
+use opentelemetry_sdk::metrics::{self as sdk, PeriodicReader, SdkMeterProvider, Stream};
 use prometheus::{IntGauge, Opts, Registry};
 
+use crate::metrics::{
+    Callback, Histogram, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, Totals,
+};
 use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::MetricExporter};
-use crate::metrics::{Histogram, Totals};
 
 /// Maximum number of series of a statistic per rule.
 ///
@@ -19,6 +24,8 @@ const RULE_STATISTICS: &str = "ratelimit_service_rate_limit_";
 /// All metrics of the process.
 pub struct Meters {
     provider: SdkMeterProvider,
+    /// Creates the instruments.
+    meter: opentelemetry::metrics::Meter,
     registry: Registry,
     histograms: Vec<Arc<Histogram>>,
 }
@@ -51,7 +58,7 @@ impl Meters {
             .without_target_info()
             .build()
             .map_err(|cause| error(cause.to_string()))?;
-        let more_series = |instrument: &Instrument| {
+        let more_series = |instrument: &sdk::Instrument| {
             let stream = Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC);
             instrument.name().starts_with(RULE_STATISTICS).then(|| stream.build().ok()).flatten()
         };
@@ -63,13 +70,9 @@ impl Meters {
             let exporter = MetricExporter::new(settings, histograms.clone())?;
             provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());
         }
-        Ok(Self { provider: provider.build(), registry, histograms })
-    }
-
-    /// Returns the meter with which instruments are created.
-    #[must_use]
-    pub fn meter(&self) -> Meter {
-        self.provider.meter("sluicegate")
+        let provider = provider.build();
+        let meter = provider.meter("sluicegate");
+        Ok(Self { provider, meter, registry, histograms })
     }
 
     /// Creates the page that Prometheus reads. `totals` returns all counters by their names in statsd.
@@ -93,8 +96,52 @@ impl Meters {
     }
 }
 
+impl Meter for Meters {
+    fn register(&self, instrument: Instrument) {
+        let Instrument { name, description, kind, callback } = instrument;
+        match (kind, callback) {
+            (InstrumentKind::Counter, Callback::U64(read)) => {
+                let counter = self.meter.u64_observable_counter(name).with_description(description);
+                counter.with_callback(observe_with(read)).build();
+            }
+            (InstrumentKind::Counter, Callback::F64(read)) => {
+                let counter = self.meter.f64_observable_counter(name).with_description(description);
+                counter.with_callback(observe_with(read)).build();
+            }
+            (InstrumentKind::Gauge, Callback::U64(read)) => {
+                let gauge = self.meter.u64_observable_gauge(name).with_description(description);
+                gauge.with_callback(observe_with(read)).build();
+            }
+            (InstrumentKind::Gauge, Callback::F64(read)) => {
+                let gauge = self.meter.f64_observable_gauge(name).with_description(description);
+                gauge.with_callback(observe_with(read)).build();
+            }
+        }
+    }
+}
+
+/// Returns a callback of OpenTelemetry that observes each series that `read` reads.
+fn observe_with<T: 'static>(read: ReadSeries<T>) -> impl Fn(&dyn AsyncInstrument<T>) + Send + Sync + 'static {
+    move |instrument| {
+        let mut attributes = Vec::new();
+        read(&mut Observer::new(&mut |value, labels| {
+            attributes.clear();
+            attributes.extend(labels.map(attribute));
+            instrument.observe(value, &attributes);
+        }));
+    }
+}
+
+fn attribute(label: Label) -> KeyValue {
+    match label.value {
+        LabelValue::Static(value) => KeyValue::new(label.name, value),
+        LabelValue::Shared(value) => KeyValue::new(label.name, value),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use crate::telemetry::Exposition;
     use super::*;
 
     #[test]
@@ -103,5 +150,31 @@ mod tests {
         assert!(meters.provider.force_flush().is_ok());
         meters.stop();
         assert!(meters.provider.force_flush().is_err());
+    }
+
+    #[test]
+    fn instruments_are_exported_with_their_types_labels_and_values() {
+        let meters = Meters::start(&OtlpSettings::default(), Vec::new()).unwrap();
+        meters.register(Instrument::counter("test_hits_total", "Number of hits", |observer| {
+            observer.observe(3, [Label::new("kind", "a"), Label::new("rule", Arc::<str>::from("x"))]);
+            observer.observe(4, [Label::new("kind", "b".to_owned())]);
+            observer.observe(5, []);
+        }));
+        meters.register(Instrument::gauge("test_workers", "Number of workers", |observer| observer.observe(2, [])));
+        meters.register(Instrument::f64_counter("test_seconds_total", "Seconds", |observer| observer.observe(0.5, [])));
+        meters.register(Instrument::f64_gauge("test_share", "Share", |observer| observer.observe(0.25, [])));
+        let page = meters.page(&PrometheusSettings::default(), Totals::new).unwrap();
+        let page = String::from_utf8(page.write(Exposition::Text)).unwrap();
+        for lines in [
+            "# HELP test_hits_total Number of hits\n# TYPE test_hits_total counter\n",
+            "\ntest_hits_total{kind=\"a\",rule=\"x\"} 3\n",
+            "\ntest_hits_total{kind=\"b\"} 4\n",
+            "\ntest_hits_total 5\n",
+            "# HELP test_workers Number of workers\n# TYPE test_workers gauge\ntest_workers 2\n",
+            "# HELP test_seconds_total Seconds\n# TYPE test_seconds_total counter\ntest_seconds_total 0.5\n",
+            "# HELP test_share Share\n# TYPE test_share gauge\ntest_share 0.25\n",
+        ] {
+            assert!(page.contains(lines), "{lines} is not in {page}");
+        }
     }
 }

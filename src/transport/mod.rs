@@ -15,38 +15,30 @@ pub mod xds;
 
 pub use tls::TlsError;
 
-use opentelemetry::{KeyValue, metrics::Meter};
-
+use crate::metrics::{Instrument, Label, Meter};
 use self::http_server::Rejection;
 
 /// Registers the numbers of requests that the HTTP listeners rejected, and of connections that made room for others on
 /// all listeners, with `meter`.
-pub fn observe_listeners(meter: &Meter, grpc: &grpc::Server, http: &http::Server, admin: Option<&admin::Server>) {
+pub fn observe_listeners(meter: &dyn Meter, grpc: &grpc::Server, http: &http::Server, admin: Option<&admin::Server>) {
     let listeners: Vec<_> = http.listeners().chain(admin.map(admin::Server::listener)).collect();
     let all_rejections: Vec<_> = listeners.iter().map(|listener| listener.rejections()).collect();
     let mut all_connections: Vec<_> = listeners.iter().map(|listener| listener.connections()).collect();
     all_connections.push(grpc.connections());
-    let counter = meter.u64_observable_counter("sluicegate_http_rejected_requests_total");
     let description = "HTTP requests that were too large, too slow or without memory, and responses that were not read";
-    counter
-        .with_description(description)
-        .with_callback(move |observer| {
-            for rejections in &all_rejections {
-                for reason in Rejection::ALL {
-                    let listener = KeyValue::new("listener", rejections.listener());
-                    observer.observe(rejections.count(reason), &[listener, KeyValue::new("reason", reason.name())]);
-                }
+    meter.register(Instrument::counter("sluicegate_http_rejected_requests_total", description, move |observer| {
+        for rejections in &all_rejections {
+            for reason in Rejection::ALL {
+                let listener = Label::new("listener", rejections.listener());
+                observer.observe(rejections.count(reason), [listener, Label::new("reason", reason.name())]);
             }
-        })
-        .build();
-    let counter = meter.u64_observable_counter("sluicegate_evicted_connections_total");
-    counter
-        .with_description("Connections that were closed at the maximum number to make room for others")
-        .with_callback(move |observer| {
-            for connections in &all_connections {
-                let listener = KeyValue::new("listener", connections.listener());
-                observer.observe(connections.evictions(), &[listener]);
-            }
-        })
-        .build();
+        }
+    }));
+    let description = "Connections that were closed at the maximum number to make room for others";
+    meter.register(Instrument::counter("sluicegate_evicted_connections_total", description, move |observer| {
+        for connections in &all_connections {
+            let listener = Label::new("listener", connections.listener());
+            observer.observe(connections.evictions(), [listener]);
+        }
+    }));
 }

@@ -1,18 +1,25 @@
 //! Metrics for the hot path: relaxed atomics with one stripe per worker, so that two workers never write to the same
-//! cache line. Collecting adds up the stripes, through OpenTelemetry's observable instruments.
+//! cache line. Collecting adds up the stripes, in the callbacks of the [instruments](Instrument) of a [`Meter`].
 
 mod histogram;
+mod instrument;
 mod log_throttle;
+#[cfg(any(test, feature = "testing"))]
+mod test_meter;
 
 pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
+pub use instrument::{
+    Callback, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, observe_counter,
+    observe_gauge,
+};
 pub use log_throttle::LogThrottle;
+#[cfg(any(test, feature = "testing"))]
+pub use test_meter::TestMeter;
 
 use std::{
     collections::BTreeMap,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
 };
-
-use opentelemetry::metrics::Meter;
 
 /// Current values of all counters by their names in statsd.
 pub type Totals = BTreeMap<String, u64>;
@@ -68,28 +75,6 @@ impl Counter {
     pub fn get(&self) -> u64 {
         self.0.iter().map(|stripe| stripe.load(Relaxed)).sum()
     }
-}
-
-/// Registers a counter with the meter; collecting calls `read`.
-pub fn observe_counter(
-    meter: &Meter,
-    name: &'static str,
-    description: &'static str,
-    read: impl Fn() -> u64 + Send + Sync + 'static,
-) {
-    let counter = meter.u64_observable_counter(name).with_description(description);
-    counter.with_callback(move |observer| observer.observe(read(), &[])).build();
-}
-
-/// Registers a gauge with the meter; collecting calls `read`.
-pub fn observe_gauge(
-    meter: &Meter,
-    name: &'static str,
-    description: &'static str,
-    read: impl Fn() -> u64 + Send + Sync + 'static,
-) {
-    let gauge = meter.u64_observable_gauge(name).with_description(description);
-    gauge.with_callback(move |observer| observer.observe(read(), &[])).build();
 }
 
 #[cfg(test)]

@@ -2,53 +2,49 @@
 
 use std::sync::Arc;
 
-use opentelemetry::{KeyValue, metrics::Meter};
-
-use super::OverrideSync;
 use crate::{
     engine::overrides::Target,
-    metrics::{observe_counter, observe_gauge},
+    metrics::{Instrument, Label, Meter, observe_counter, observe_gauge},
 };
+use super::OverrideSync;
 
 impl OverrideSync {
     /// Registers the metrics of the overrides with `meter`.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
-        let gauge = meter.u64_observable_gauge("sluicegate_overrides");
-        gauge
-            .with_description("Number of overrides in force, by kind of target")
-            .with_callback(move |observer| {
+        meter.register(Instrument::gauge(
+            "sluicegate_overrides",
+            "Number of overrides in force, by kind of target",
+            move |observer| {
                 let counts = this.reloader.rules().load().overrides().counts();
                 for (kind, count) in ["limit", "plan", "switch"].into_iter().zip(counts) {
-                    observer.observe(count as u64, &[KeyValue::new("kind", kind)]);
+                    observer.observe(count as u64, [Label::new("kind", kind)]);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
-        let gauge = meter.u64_observable_gauge("sluicegate_overrides_without_effect");
-        gauge
-            .with_description(
-                "Number of overrides without effect: they name a domain, rule or plan that the rules do not have",
-            )
-            .with_callback(move |observer| {
+        meter.register(Instrument::gauge(
+            "sluicegate_overrides_without_effect",
+            "Number of overrides without effect: they name a domain, rule or plan that the rules do not have",
+            move |observer| {
                 for (kind, count) in this.without_effect.by_kind() {
-                    observer.observe(count, &[KeyValue::new("kind", kind)]);
+                    observer.observe(count, [Label::new("kind", kind)]);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
-        let gauge = meter.u64_observable_gauge("sluicegate_switch");
-        gauge
-            .with_description("1 for each switch in force, by scope, mode and origin")
-            .with_callback(move |observer| {
+        meter.register(Instrument::gauge(
+            "sluicegate_switch",
+            "1 for each switch in force, by scope, mode and origin",
+            move |observer| {
                 for (scope, mode, origin) in this.reloader.rules().load().modes().in_force() {
-                    let scope =
-                        KeyValue::new("scope", Target::Switch(scope.clone()).to_string().replacen("switch|", "", 1));
-                    let labels = [scope, KeyValue::new("mode", mode.name()), KeyValue::new("origin", origin.name())];
-                    observer.observe(1, &labels);
+                    let scope = Target::Switch(scope.clone()).to_string().replacen("switch|", "", 1);
+                    let scope = Label::new("scope", scope);
+                    let labels = [scope, Label::new("mode", mode.name()), Label::new("origin", origin.name())];
+                    observer.observe(1, labels);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
         observe_gauge(
             meter,

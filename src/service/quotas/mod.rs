@@ -25,21 +25,20 @@ use futures_util::{
     future::{MaybeDone, join_all, maybe_done},
     poll,
 };
-use opentelemetry::metrics::Meter;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tokio::task::yield_now;
 
-use self::bucket::Bucket;
-use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
     engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
-    metrics::{LogThrottle, observe_counter, observe_gauge},
+    metrics::{LogThrottle, Meter, observe_counter, observe_gauge},
     rules::Entry,
     store::AnyStore,
 };
+use self::bucket::Bucket;
+use super::Clock;
 
 /// Time between two calls of [`QuotaSession::tick`].
 const TICK: Micros = Micros::from_secs(1);
@@ -174,7 +173,7 @@ impl Quotas {
     }
 
     /// Registers the numbers of streams and buckets with `meter`.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         let (streams, buckets) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
         let description = "Number of open streams of Envoy's quota protocol (RLQS)";
         observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.streams.load(Relaxed));

@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use opentelemetry::metrics::Meter;
-
-use super::store_call::StoreCall;
 use crate::{
-    metrics::{Counter, WorkerId, observe_counter},
+    metrics::{Counter, Meter, WorkerId, observe_counter},
     store::StepOutcome,
 };
+use super::store_call::StoreCall;
 
 /// Metrics of the deny cache, leases, grants and eventual counters.
 pub struct Metrics {
@@ -96,7 +94,7 @@ impl Metrics {
     }
 
     /// Registers all metrics with the meter.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let register = |name, description, counter: fn(&Self) -> &Counter| {
             let this = Arc::clone(self);
             observe_counter(meter, name, description, move || counter(&this).get());

@@ -5,14 +5,12 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use opentelemetry::metrics::MeterProvider;
-use opentelemetry_sdk::metrics::SdkMeterProvider;
-
-use super::*;
 use crate::{
     algorithm::{Action, Algorithm, MaxHits, Operation, State, fixed_window::FixedWindow},
+    metrics::TestMeter,
     store::{AnyStore, StepOutcomes, redis},
 };
+use super::*;
 
 /// The beginning of an hour.
 const START: u64 = 1_763_672_400;
@@ -147,17 +145,11 @@ impl Instance {
 
     /// Returns the metrics that are not 0, by their exported names without prefix and suffix.
     fn metrics(&self) -> Vec<(String, u64)> {
-        let registry = prometheus::Registry::new();
-        let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).without_counter_suffixes();
-        let provider = SdkMeterProvider::builder().with_reader(exporter.build().unwrap()).build();
-        self.local.shared.metrics.observe(&provider.meter("test"));
+        let meter = TestMeter::default();
+        self.local.shared.metrics.observe(&meter);
         let name = |name: &str| Some(name.strip_prefix("sluicegate_")?.strip_suffix("_total")?.to_owned());
-        let families = registry.gather();
-        let values = families.iter().filter_map(|family| {
-            let value = family.get_metric()[0].get_counter().get_value() as u64;
-            Some((name(family.name())?, value)).filter(|_| value > 0)
-        });
-        values.collect()
+        let counters = meter.counters().into_iter().filter(|(_, value)| *value > 0);
+        counters.filter_map(|(full_name, value)| Some((name(&full_name)?, value))).collect()
     }
 }
 

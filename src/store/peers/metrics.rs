@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use opentelemetry::metrics::Meter;
-
-use crate::metrics::{Counter, WorkerId, observe_counter};
+use crate::metrics::{Counter, Meter, WorkerId, observe_counter};
 
 /// Counters of changes: hits of one counter and limit in one increment.
 pub struct Metrics {
@@ -57,7 +55,7 @@ impl Metrics {
     }
 
     /// Registers all metrics with the meter.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let register = |name, description, counter: fn(&Self) -> &Counter| {
             let this = Arc::clone(self);
             observe_counter(meter, name, description, move || counter(&this).get());

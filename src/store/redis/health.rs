@@ -7,11 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use redis::RedisError;
 
+use crate::metrics::{Counter, Instrument, Label, LogThrottle, Meter, WorkerId, observe_counter};
 use super::failure::Failure;
-use crate::metrics::{Counter, LogThrottle, WorkerId};
 
 /// Minimum time between two log messages about outages of one server.
 const MIN_LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -154,32 +153,34 @@ impl Health {
     }
 
     /// Registers the metrics of the Redis servers.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
-        let failures = meter.u64_observable_counter("sluicegate_redis_failures_total");
-        failures
-            .with_description("Number of failed or redirected calls and failed attempts to connect to Redis, by kind")
-            .with_callback(move |observer| {
+        meter.register(Instrument::counter(
+            "sluicegate_redis_failures_total",
+            "Number of failed or redirected calls and failed attempts to connect to Redis, by kind",
+            move |observer| {
                 for failure in Failure::ALL {
-                    observer.observe(this.failures[failure as usize].get(), &[KeyValue::new("kind", failure.kind())]);
+                    observer.observe(this.failures[failure as usize].get(), [Label::new("kind", failure.kind())]);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
-        let up = meter.u64_observable_gauge("sluicegate_redis_up");
-        up.with_description("Whether every worker is connected to the Redis server (1) or not (0)")
-            .with_callback(move |observer| {
+        meter.register(Instrument::gauge(
+            "sluicegate_redis_up",
+            "Whether every worker is connected to the Redis server (1) or not (0)",
+            move |observer| {
                 for (name, up) in this.servers() {
-                    observer.observe(up.into(), &[KeyValue::new("server", name.to_string())]);
+                    observer.observe(up.into(), [Label::new("server", name)]);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
-        let failed_rollbacks = meter.u64_observable_counter("sluicegate_redis_rollback_failures_total");
-        failed_rollbacks
-            .with_description("Number of takes of denied requests that could not be rolled back")
-            .with_callback(move |observer| observer.observe(this.failed_rollbacks.get(), &[]))
-            .build();
+        observe_counter(
+            meter,
+            "sluicegate_redis_rollback_failures_total",
+            "Number of takes of denied requests that could not be rolled back",
+            move || this.failed_rollbacks.get(),
+        );
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Server>> {
@@ -189,8 +190,9 @@ impl Health {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use sluicegate_testing::test_log::TestLog;
+
+    use super::*;
 
     #[test]
     fn a_server_is_up_when_every_worker_that_uses_it_is_connected() {

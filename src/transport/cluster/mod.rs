@@ -30,7 +30,6 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use sluicegate_proto::sluicegate::cluster::v1::cluster_service_server::ClusterServiceServer;
 use tokio::{
     net::lookup_host,
@@ -41,6 +40,12 @@ use tokio::{
 use tonic::service::Routes;
 
 pub use self::settings::{Settings, TlsSettings};
+use crate::{
+    budget::{Budget, Victim},
+    metrics::{Instrument, Label, LogThrottle, Meter, observe_gauge},
+    service::{Activity, Clock, OverrideSync},
+    store::peers::Peers,
+};
 use self::{
     answers::Answers,
     callers::Callers,
@@ -54,12 +59,6 @@ use super::{
     grpc::TlsSettings as ListenerTlsSettings,
     http_server::{Connection, HttpServer},
     tls::Tls,
-};
-use crate::{
-    budget::{Budget, Victim},
-    metrics::{LogThrottle, observe_gauge},
-    service::{Activity, Clock, OverrideSync},
-    store::peers::Peers,
 };
 
 /// Version of the exchange between instances.
@@ -280,18 +279,19 @@ impl Cluster {
     }
 
     /// Registers the metrics of the exchange.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         self.context.peers.metrics().observe(meter);
         self.context.violations.observe(meter);
         let members = Arc::clone(&self.context.members);
-        let lag = meter.f64_observable_gauge("sluicegate_cluster_peer_lag_seconds");
-        let lag = lag.with_description("Seconds since the last response of each peer");
-        lag.with_callback(move |observer| {
-            for (address, lag) in members.lags() {
-                observer.observe(lag.as_secs_f64(), &[KeyValue::new("peer", address.to_string())]);
-            }
-        })
-        .build();
+        meter.register(Instrument::f64_gauge(
+            "sluicegate_cluster_peer_lag_seconds",
+            "Seconds since the last response of each peer",
+            move |observer| {
+                for (address, lag) in members.lags() {
+                    observer.observe(lag.as_secs_f64(), [Label::new("peer", address.to_string())]);
+                }
+            },
+        ));
         let members = Arc::clone(&self.context.members);
         let connected = move || members.count(MemberState::Connected);
         let description = "Number of peers whose hits are counted here";

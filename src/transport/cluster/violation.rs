@@ -2,10 +2,8 @@
 
 use std::sync::Arc;
 
-use opentelemetry::{KeyValue, metrics::Meter};
-
 use crate::{
-    metrics::{Counter, WorkerId},
+    metrics::{Counter, Instrument, Label, Meter, WorkerId},
     service::overrides::Ignored,
 };
 
@@ -71,16 +69,16 @@ impl Violations {
     }
 
     /// Registers the metric.
-    pub(super) fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub(super) fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
-        let counter = meter.u64_observable_counter("sluicegate_cluster_violations_total");
-        let counter = counter.with_description("Messages and values of peers that were rejected, by kind");
-        counter
-            .with_callback(move |observer| {
-                for (kind, counter) in KINDS.iter().zip(&this.counters) {
-                    observer.observe(counter.get(), &[KeyValue::new("kind", *kind)]);
+        meter.register(Instrument::counter(
+            "sluicegate_cluster_violations_total",
+            "Messages and values of peers that were rejected, by kind",
+            move |observer| {
+                for (kind, counter) in KINDS.into_iter().zip(&this.counters) {
+                    observer.observe(counter.get(), [Label::new("kind", kind)]);
                 }
-            })
-            .build();
+            },
+        ));
     }
 }

@@ -2,14 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use sluicegate_wire::Fields;
 
-use super::{RequestError, texts::text_of};
 use crate::{
     engine::{MAX_PLAIN_BYTES, Request, bounded},
-    metrics::{LogThrottle, observe_counter},
+    metrics::{Instrument, Label, LogThrottle, Meter, observe_counter},
 };
+use super::{RequestError, texts::text_of};
 
 /// Kind of an error that a caller causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +75,7 @@ pub struct CallerErrors {
 
 impl CallerErrors {
     /// Registers the metrics with `meter`.
-    pub fn observe(self: &std::sync::Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &std::sync::Arc<Self>, meter: &dyn Meter) {
         let this = std::sync::Arc::clone(self);
         let description = "gRPC connections that were closed because the caller violated HTTP/2 or exceeded its limits";
         observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || this.protocol.get());
@@ -86,23 +85,17 @@ impl CallerErrors {
         let this = std::sync::Arc::clone(self);
         let description = "Values of more than 1,024 bytes in decided requests, and requests with texts that are not \
                            UTF-8 or look as if they were escaped";
-        let unusual = meter.u64_observable_counter("sluicegate_unusual_values_total").with_description(description);
-        unusual
-            .with_callback(move |observer| {
-                observer.observe(this.long_values.get(), &[KeyValue::new("kind", "long")]);
-                observer.observe(this.escaped_texts.get(), &[KeyValue::new("kind", "escaped")]);
-            })
-            .build();
+        meter.register(Instrument::counter("sluicegate_unusual_values_total", description, move |observer| {
+            observer.observe(this.long_values.get(), [Label::new("kind", "long")]);
+            observer.observe(this.escaped_texts.get(), [Label::new("kind", "escaped")]);
+        }));
         let this = std::sync::Arc::clone(self);
         let description = "Calls and checks without a decision because of an error of the caller, by kind of error";
-        let errors = meter.u64_observable_counter("sluicegate_caller_errors_total").with_description(description);
-        errors
-            .with_callback(move |observer| {
-                for kind in ErrorKind::ALL {
-                    observer.observe(this.by_kind[kind as usize].get(), &[KeyValue::new("kind", kind.name())]);
-                }
-            })
-            .build();
+        meter.register(Instrument::counter("sluicegate_caller_errors_total", description, move |observer| {
+            for kind in ErrorKind::ALL {
+                observer.observe(this.by_kind[kind as usize].get(), [Label::new("kind", kind.name())]);
+            }
+        }));
     }
 
     /// Counts the error of a call or of one check. Errors of the store are counted elsewhere.

@@ -14,26 +14,25 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use tokio::{
     runtime,
     sync::{mpsc, watch},
 };
 
-use super::{
-    CallerErrors, Handler, Settings,
-    connection::{self, ConnectionContext},
-    input::Budgets,
-    listener::{Listener, PassedStream, Stream},
-};
 use crate::{
     budget::Budget,
-    metrics::{LogThrottle, observe_counter, observe_gauge},
+    metrics::{Instrument, Label, LogThrottle, Meter, observe_counter, observe_gauge},
     transport::{
         TlsError,
         connections::{Connections, Slot},
         tls::Tls,
     },
+};
+use super::{
+    CallerErrors, Handler, Settings,
+    connection::{self, ConnectionContext},
+    input::Budgets,
+    listener::{Listener, PassedStream, Stream},
 };
 
 /// Capacity of the queue of connections that are passed to a worker.
@@ -158,7 +157,7 @@ impl Server {
     }
 
     /// Registers the numbers of connections with `meter`, in total and by worker.
-    pub fn observe(&self, meter: &Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
         let total = counts.clone();
         observe_gauge(meter, "sluicegate_grpc_connections", "Number of open gRPC connections", move || {
@@ -176,15 +175,15 @@ impl Server {
         observe_counter(meter, "sluicegate_input_evictions_total", description, move || {
             messages.evictions() + streams.evictions()
         });
-        let gauge = meter.u64_observable_gauge("sluicegate_grpc_worker_connections");
-        let gauge = gauge.with_description("Number of open gRPC connections, by worker");
-        gauge
-            .with_callback(move |observer| {
+        meter.register(Instrument::gauge(
+            "sluicegate_grpc_worker_connections",
+            "Number of open gRPC connections, by worker",
+            move |observer| {
                 for (worker, count) in counts.iter().enumerate() {
-                    observer.observe(count.load(Relaxed) as u64, &[KeyValue::new("worker", worker.to_string())]);
+                    observer.observe(count.load(Relaxed) as u64, [Label::new("worker", worker.to_string())]);
                 }
-            })
-            .build();
+            },
+        ));
     }
 
     /// Accepts connections until `shutdown` is true, and then waits until the workers have finished their calls.

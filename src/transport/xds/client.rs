@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use opentelemetry::metrics::Meter;
 use prost::Message;
 use prost_types::{Any, Struct, Value, value::Kind};
 use sluicegate_proto::{
@@ -23,12 +22,12 @@ use tonic::{
     transport::Uri,
 };
 
-use super::{Settings, convert};
 use crate::{
-    metrics::{Counter, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Meter, WorkerId, observe_counter, observe_gauge},
     rules::{Diagnostic, SourceFile},
     service::{reload::Reloader, run_on_compile_thread},
 };
+use super::{Settings, convert};
 
 /// Maximum length of the error in a NACK.
 const MAX_ERROR_BYTES: usize = 4_096;
@@ -214,7 +213,7 @@ impl Client {
     }
 
     /// Registers the metrics of the connection with `meter`.
-    pub fn observe(self: &Arc<Self>, meter: &Meter) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
         let this = Arc::clone(self);
         observe_gauge(
             meter,

@@ -18,13 +18,12 @@ use std::{
 
 use arc_swap::ArcSwap;
 use futures_util::future::join_all;
-use opentelemetry::{KeyValue, metrics::Meter};
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 pub use self::outcomes::Outcomes;
 use sluicegate_algorithm::Micros;
-use sluicegate_metrics::{Striped, WorkerId};
+use sluicegate_metrics::{Instrument, Label, Meter, Striped, WorkerId};
 use sluicegate_rules::{Entry, Lookup, Rule, RuleSet};
 use sluicegate_store::{Memory, Store};
 
@@ -310,11 +309,11 @@ impl Candidate {
     }
 
     /// Registers the metric of the outcomes. `current` returns the candidate to report.
-    pub fn observe_metrics(current: impl Fn() -> Option<Arc<Self>> + Send + Sync + 'static, meter: &Meter) {
-        let counter = meter.u64_observable_gauge("sluicegate_candidate_hits");
-        counter
-            .with_description("Hits evaluated by the candidate rules, by outcome; reset to 0 by each new candidate")
-            .with_callback(move |observer| {
+    pub fn observe_metrics(current: impl Fn() -> Option<Arc<Self>> + Send + Sync + 'static, meter: &dyn Meter) {
+        meter.register(Instrument::gauge(
+            "sluicegate_candidate_hits",
+            "Hits evaluated by the candidate rules, by outcome; reset to 0 by each new candidate",
+            move |observer| {
                 let Some(candidate) = current() else {
                     return;
                 };
@@ -324,7 +323,7 @@ impl Candidate {
                         continue;
                     }
                     let names = ["domain", "key1", "key2"].into_iter().zip(rule.labels.iter());
-                    let labels: Vec<_> = names.map(|(name, label)| KeyValue::new(name, label.clone())).collect();
+                    let labels = names.map(|(name, label)| Label::new(name, Arc::clone(label)));
                     let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
                     for (outcome_name, hits) in [
                         ("requested", requested),
@@ -332,12 +331,12 @@ impl Candidate {
                         ("newly_denied", newly_denied),
                         ("newly_allowed", newly_allowed),
                     ] {
-                        let outcome = vec![KeyValue::new("outcome", outcome_name)];
-                        observer.observe(hits, &[labels.clone(), outcome].concat());
+                        let outcome = Label::new("outcome", outcome_name);
+                        observer.observe(hits, labels.clone().chain([outcome]));
                     }
                 }
-            })
-            .build();
+            },
+        ));
     }
 }
 

@@ -18,13 +18,14 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
 };
 
-use opentelemetry::{KeyValue, metrics::Meter};
 use sluicegate_algorithm::Micros;
-use sluicegate_metrics::{Counter, Striped, Totals, WorkerId, observe_counter, observe_gauge};
+use sluicegate_metrics::{
+    Counter, Instrument, Label, Meter, Striped, Totals, WorkerId, observe_counter, observe_gauge,
+};
 use sluicegate_rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment};
 
-use self::series::{Count, REFUNDED_HITS};
 use crate::{UnmatchedDescriptors, bounded};
+use self::series::{Count, REFUNDED_HITS};
 
 /// Settings of the statistics.
 #[derive(Clone, Debug)]
@@ -257,7 +258,7 @@ impl Statistics {
     }
 
     /// Registers all metrics. `now` is the clock by which requests are decided.
-    pub fn observe(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
+    pub fn observe(self: &Arc<Self>, meter: &dyn Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         for count in Count::HITS {
             let this = Arc::clone(self);
             let name = format!("ratelimit_service_rate_limit_{}", count.name());
@@ -299,15 +300,15 @@ impl Statistics {
             move || this.unmatched.by_unknown_domain().values().sum(),
         );
         let this = Arc::clone(self);
-        let unmatched = meter.u64_observable_counter("sluicegate_rule_not_found_total");
-        unmatched
-            .with_description("Descriptors that no rule of their domain matches, so that they have no limit")
-            .with_callback(move |observer| {
+        meter.register(Instrument::counter(
+            "sluicegate_rule_not_found_total",
+            "Descriptors that no rule of their domain matches, so that they have no limit",
+            move |observer| {
                 for (domain, count) in this.unmatched.by_domain() {
-                    observer.observe(count, &[KeyValue::new("domain", series::sanitize(&domain))]);
+                    observer.observe(count, [Label::new("domain", series::sanitize(&domain))]);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
         observe_counter(
             meter,
@@ -331,16 +332,16 @@ impl Statistics {
             move || this.lost_answers.get(),
         );
         let this = Arc::clone(self);
-        let on_error = meter.u64_observable_counter("sluicegate_on_error_total");
-        on_error
-            .with_description("Limits decided after a failure of the store, by failure policy")
-            .with_callback(move |observer| {
+        meter.register(Instrument::counter(
+            "sluicegate_on_error_total",
+            "Limits decided after a failure of the store, by failure policy",
+            move |observer| {
                 for policy in FailurePolicy::ALL {
-                    let labels = [KeyValue::new("policy", policy.name())];
-                    observer.observe(this.on_error[policy as usize].get(), &labels);
+                    let labels = [Label::new("policy", policy.name())];
+                    observer.observe(this.on_error[policy as usize].get(), labels);
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
         observe_gauge(
             meter,
@@ -361,22 +362,19 @@ fn exported_labels(series: &Series) -> Vec<Arc<str>> {
 
 /// Registers a counter with one series for each set of labels; collecting calls `read`.
 fn observe_series(
-    meter: &Meter,
+    meter: &dyn Meter,
     name: impl Into<Cow<'static, str>>,
     description: &'static str,
     read: impl Fn() -> BySeries + Send + Sync + 'static,
 ) {
-    let counter = meter.u64_observable_counter(name).with_description(description);
-    counter
-        .with_callback(move |observer| {
-            for ((labels, protocol), value) in read() {
-                let labels = ["domain", "key1", "key2"].into_iter().zip(labels);
-                let labels = labels.map(|(name, label)| KeyValue::new(name, label));
-                let protocol = protocol.map(|protocol| KeyValue::new("protocol", protocol));
-                observer.observe(value, &labels.chain(protocol).collect::<Vec<_>>());
-            }
-        })
-        .build();
+    meter.register(Instrument::counter(name, description, move |observer| {
+        for ((labels, protocol), value) in read() {
+            let labels = ["domain", "key1", "key2"].into_iter().zip(labels);
+            let labels = labels.map(|(name, label)| Label::new(name, label));
+            let protocol = protocol.map(|protocol| Label::new("protocol", protocol));
+            observer.observe(value, labels.chain(protocol));
+        }
+    }));
 }
 
 /// The metrics of each class by its labels: hits by outcome, and the time since which the class has been shed.
@@ -384,29 +382,31 @@ type ByClass = BTreeMap<Vec<String>, ([u64; Outcome::ALL.len()], Option<Micros>)
 
 impl Statistics {
     /// Registers the metrics per class.
-    fn observe_shedding(self: &Arc<Self>, meter: &Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
+    fn observe_shedding(self: &Arc<Self>, meter: &dyn Meter, now: impl Fn() -> Micros + Send + Sync + 'static) {
         let this = Arc::clone(self);
-        let hits = meter.u64_observable_counter("sluicegate_class_hits_total");
-        hits.with_description("Hits of rules with classes and of rules that shed, by class and outcome")
-            .with_callback(move |observer| {
+        meter.register(Instrument::counter(
+            "sluicegate_class_hits_total",
+            "Hits of rules with classes and of rules that shed, by class and outcome",
+            move |observer| {
                 for (labels, (hits, _)) in this.by_class(Micros::ZERO) {
+                    let labels = class_labels(labels);
                     for (outcome, hits) in Outcome::ALL.into_iter().zip(hits) {
-                        let outcome = KeyValue::new("outcome", outcome.name());
-                        observer.observe(hits, &[class_labels(&labels), vec![outcome]].concat());
+                        let outcome = Label::new("outcome", outcome.name());
+                        observer.observe(hits, labels.iter().cloned().chain([outcome]));
                     }
                 }
-            })
-            .build();
+            },
+        ));
         let this = Arc::clone(self);
-        let since = meter.u64_observable_gauge("sluicegate_shedding_since_timestamp_seconds");
-        since
-            .with_description("Unix time in seconds at which a class began to be shed; 0 while it is not shed")
-            .with_callback(move |observer| {
+        meter.register(Instrument::gauge(
+            "sluicegate_shedding_since_timestamp_seconds",
+            "Unix time in seconds at which a class began to be shed; 0 while it is not shed",
+            move |observer| {
                 for (labels, (_, since)) in this.by_class(now()) {
-                    observer.observe(since.map_or(0, Micros::floor_secs), &class_labels(&labels));
+                    observer.observe(since.map_or(0, Micros::floor_secs), class_labels(labels));
                 }
-            })
-            .build();
+            },
+        ));
     }
 
     /// Sums the hits by class and labels. Two rules can have the same labels, as in [`Statistics::collect`].
@@ -426,9 +426,9 @@ impl Statistics {
     }
 }
 
-fn class_labels(labels: &[String]) -> Vec<KeyValue> {
+fn class_labels(labels: Vec<String>) -> Vec<Label> {
     let names = ["class", "domain", "key1", "key2"].into_iter().zip(labels);
-    names.map(|(name, label)| KeyValue::new(name, label.clone())).collect()
+    names.map(|(name, label)| Label::new(name, label)).collect()
 }
 
 /// Returns the labels of a rule that puts the caller's values into them.

@@ -104,8 +104,8 @@ fn each_count_and_each_outcome_has_its_own_name_and_description() {
     assert_eq!(distinct(&Count::HITS.map(Count::name)), Count::HITS.len());
     assert_eq!(distinct(&Count::HITS.map(Count::description)), Count::HITS.len());
     assert_eq!(distinct(&Outcome::ALL.map(Outcome::name)), Outcome::ALL.len());
-    let labels = class_labels(&["gold", "d", "user"].map(str::to_owned));
-    let labels: Vec<_> = labels.iter().map(|label| format!("{}={}", label.key, label.value)).collect();
+    let labels = class_labels(["gold", "d", "user"].map(str::to_owned).to_vec());
+    let labels: Vec<_> = labels.iter().map(|label| format!("{}={}", label.name, label.value.as_str())).collect();
     assert_eq!(labels, ["class=gold", "domain=d", "key1=user"]);
 }
 

@@ -1,8 +1,6 @@
 //! Tests of batches: delivery exactly once, and what a receiver ignores.
 
-use opentelemetry::metrics::MeterProvider;
-use opentelemetry_sdk::metrics::SdkMeterProvider;
-
+use crate::metrics::TestMeter;
 use super::*;
 
 #[test]
@@ -126,11 +124,9 @@ fn an_increment_is_encoded_once() {
 
 #[test]
 fn every_change_is_counted_in_its_metric() {
-    let registry = prometheus::Registry::new();
-    let exporter = opentelemetry_prometheus::exporter().with_registry(registry.clone()).without_counter_suffixes();
-    let provider = SdkMeterProvider::builder().with_reader(exporter.build().unwrap()).build();
+    let meter = TestMeter::default();
     let (metrics, instance) = (Metrics::new(), Instance::new(1));
-    metrics.observe(&provider.meter("test"));
+    metrics.observe(&meter);
     let limit = fixed_window(10, 1);
     let peers = Peers::with_epoch(Arc::clone(&instance.memory), Arc::clone(&metrics), 1);
     for user in 0..7 {
@@ -147,10 +143,10 @@ fn every_change_is_counted_in_its_metric() {
     peers.insert_copies(copies.collect(), at(0));
     metrics.add_sent_bytes(100);
     metrics.add_dropped(6);
-    let families = registry.gather();
-    let values = families.iter().filter_map(|family| {
-        let name = family.name().strip_prefix("sluicegate_cluster_")?.strip_suffix("_total")?;
-        Some((name, family.get_metric()[0].get_counter().get_value() as u64))
+    let counters = meter.counters();
+    let values = counters.iter().filter_map(|(name, value)| {
+        let name = name.strip_prefix("sluicegate_cluster_")?.strip_suffix("_total")?;
+        Some((name, *value))
     });
     assert_eq!(
         values.collect::<Vec<_>>(),
