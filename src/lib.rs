@@ -89,9 +89,6 @@ pub mod traffic;
 mod allocator;
 mod budget;
 mod debounce;
-mod duration;
-mod errors;
-mod files;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod platform;

@@ -2,17 +2,17 @@
 
 use std::sync::Arc;
 
-use crate::{
-    settings::Settings,
-    store::{Peers, peers},
-    transport::cluster::Cluster,
-};
 use super::{
     AppError,
     engine::EngineFactory,
     overrides::Operations,
     tasks::{self, Tasks},
     telemetry::Telemetry,
+};
+use crate::{
+    settings::Settings,
+    store::{Peers, peers},
+    transport::cluster::Cluster,
 };
 
 /// Starts the exchange and copies the counters of another instance. Returns `None` if there are no `cluster.peers`.

@@ -38,7 +38,6 @@ use std::sync::Arc;
 
 use tokio::runtime;
 
-use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, transport::cluster::Cluster};
 use self::{
     engine::EngineFactory,
     overrides::Operations,
@@ -49,6 +48,7 @@ use self::{
     tasks::Tasks,
     telemetry::{StatsdExport, Telemetry},
 };
+use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, transport::cluster::Cluster};
 
 /// Runs the service until it receives SIGTERM or SIGINT.
 ///

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::{AppError, engine::EngineFactory, rules::Rules, telemetry::Telemetry};
 use crate::{
     metrics::Meter,
     service::{
@@ -14,7 +15,6 @@ use crate::{
         overrides::{Journal, OverrideStore},
     },
 };
-use super::{AppError, engine::EngineFactory, rules::Rules, telemetry::Telemetry};
 
 /// The components for operators: overrides, candidate rules, the activity of the last hour, and simulations.
 pub(super) struct Operations {

@@ -2,6 +2,12 @@
 
 use std::sync::Arc;
 
+use super::{
+    AppError,
+    signals::Signals,
+    tasks::{self, Tasks},
+    telemetry::Telemetry,
+};
 use crate::{
     engine::Resources,
     metrics::Meter,
@@ -12,12 +18,6 @@ use crate::{
     },
     settings::Settings,
     transport::xds,
-};
-use super::{
-    AppError,
-    signals::Signals,
-    tasks::{self, Tasks},
-    telemetry::Telemetry,
 };
 
 /// Returns the rules that are served without a rule directory.

@@ -8,6 +8,14 @@ use std::sync::{
 use tokio::{sync::watch, task::JoinHandle, time::interval};
 use tonic_health::{ServingStatus, server::HealthReporter};
 
+use super::{
+    AppError,
+    engine::{EngineFactory, wait_until_up},
+    overrides::Operations,
+    rules::Rules,
+    tasks::{self, Tasks},
+    telemetry::Telemetry,
+};
 use crate::{
     metrics::{Meter, WorkerId},
     process::{Pauses, Stalls},
@@ -21,14 +29,6 @@ use crate::{
         grpc::{self, CallerErrors, HEALTH_NAMES, Handler, QuotaService, ResourceService},
         http,
     },
-};
-use super::{
-    AppError,
-    engine::{EngineFactory, wait_until_up},
-    overrides::Operations,
-    rules::Rules,
-    tasks::{self, Tasks},
-    telemetry::Telemetry,
 };
 
 /// Servers whose sockets are bound. They accept no connections yet.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::tasks::{self, Tasks};
 use crate::{
     metrics::{Meter, WorkerId, observe_counter, observe_gauge},
     service::Clock,
@@ -11,7 +12,6 @@ use crate::{
         redis::{SetupError, Time},
     },
 };
-use super::tasks::{self, Tasks};
 
 /// The store that the settings select: one for all workers, or a connection to Redis for each.
 pub(super) enum StoreSetup {

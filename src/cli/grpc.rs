@@ -12,13 +12,12 @@ use anyhow::{Context, bail};
 use clap::Args;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage};
+use sluicegate_files as files;
 use sluicegate_proto::FILE_DESCRIPTOR_SET;
 use tonic::{
     Status,
     transport::{Certificate, ClientTlsConfig, Endpoint, Identity},
 };
-
-use crate::files;
 
 /// Timeout of connections and calls.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,19 +1,9 @@
 //! Linux, macOS and other systems with POSIX functions.
 
-use std::{
-    fs::{File, Metadata, OpenOptions},
-    io,
-    os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt},
-    time::Duration,
-};
+use std::{io, time::Duration};
 
-use rustix::{
-    fs::OFlags,
-    time::{ClockId, clock_gettime},
-};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
-
-use super::FileId;
 
 /// A stream of SIGTERM.
 pub(crate) type Terminate = Signal;
@@ -28,38 +18,6 @@ pub(crate) fn terminate() -> io::Result<Terminate> {
 /// Registers a handler of SIGINT.
 pub(crate) fn interrupt() -> io::Result<Interrupt> {
     signal(SignalKind::interrupt())
-}
-
-/// Returns options with which opening a pipe does not wait for its other end.
-pub(crate) fn open_options() -> OpenOptions {
-    let mut options = OpenOptions::new();
-    options.custom_flags(OFlags::NONBLOCK.bits().cast_signed());
-    options
-}
-
-/// Returns the device and inode of a file. Fails on systems without inodes.
-pub(crate) fn file_id(metadata: &Metadata) -> io::Result<FileId> {
-    Ok((metadata.dev(), metadata.ino()))
-}
-
-/// Returns the time of the last change of content or metadata, which programs cannot set, in seconds and nanoseconds.
-pub(crate) fn change_time(metadata: &Metadata) -> Option<(i64, i64)> {
-    Some((metadata.ctime(), metadata.ctime_nsec()))
-}
-
-/// Reads bytes at an offset, and returns their number.
-pub(crate) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
-    file.read_at(bytes, offset)
-}
-
-/// Fills `bytes` with those at an offset.
-pub(crate) fn read_exact_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    file.read_exact_at(bytes, offset)
-}
-
-/// Writes all bytes at an offset.
-pub(crate) fn write_all_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    file.write_all_at(bytes, offset)
 }
 
 /// Returns the CPU time that all threads of the process have used.

@@ -261,11 +261,11 @@ fn name(entries: &[Entry<'_>]) -> Box<str> {
 mod tests {
     use smallvec::smallvec;
 
+    use super::*;
     use crate::{
         engine::Descriptor,
         rules::{Options, SourceFile, compile},
     };
-    use super::*;
 
     /// A peek and a requested limit are no hits of a rule.
     #[test]

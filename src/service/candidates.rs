@@ -12,16 +12,6 @@ use std::{
 
 use tokio::time::interval;
 
-use crate::{
-    debounce::Debounce,
-    engine::{
-        Candidate, Resources,
-        overrides::{RuleSetSlot, Target},
-    },
-    metrics::Meter,
-    rules::{self, Diagnostic, SourceFile},
-    store::overrides::OverrideStoreError,
-};
 use super::{
     Clock, OverrideSync,
     compile_thread::run_on_compile_thread,
@@ -31,6 +21,16 @@ use super::{
     },
     reload::Reloader,
     source::{FileFilter, Fingerprint, LoadError, Source, fingerprint},
+};
+use crate::{
+    debounce::Debounce,
+    engine::{
+        Candidate, Resources,
+        overrides::{RuleSetSlot, Target},
+    },
+    metrics::Meter,
+    rules::{self, Diagnostic, SourceFile},
+    store::overrides::OverrideStoreError,
 };
 
 /// Interval between two polls of the overrides and the candidate directory.
@@ -365,7 +365,7 @@ impl Candidates {
     }
 
     fn record_result(&self, result: Result<(), CandidateError>) {
-        let error = result.err().map(|error| crate::errors::chain(&error));
+        let error = result.err().map(|error| crate::metrics::chain(&error));
         let mut state = self.state();
         if let Some(error) = error.as_ref().filter(|error| state.error.as_ref() != Some(error)) {
             tracing::error!("cannot use the candidate or promoted rules:\n{error}");
@@ -394,8 +394,8 @@ fn parse_rule_set(text: &str) -> Option<Vec<SourceFile>> {
 
 #[cfg(test)]
 mod tests {
-    use crate::service::{Admin, admin::tests::admin};
     use super::*;
+    use crate::service::{Admin, admin::tests::admin};
 
     fn text(key: &str) -> String {
         format!("domain: api\ndescriptors:\n- {{ key: {key}, rate_limit: {{ unit: hour, requests_per_unit: 1 }} }}\n")

@@ -5,12 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::{Clock, Recorder};
 use crate::{
     engine::{Candidate, DecideError, Engine, Micros, Request, Verdict},
     metrics::{Counter, Histogram, Instrument, Label, Meter, Totals, TraceId, observe_counter},
     store::{AnyStore, Memory},
 };
-use super::{Clock, Recorder};
 
 /// Error returned when a request has no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -210,8 +210,8 @@ fn evaluate_later(
 
 #[cfg(test)]
 mod tests {
-    use crate::metrics::WorkerId;
     use super::*;
+    use crate::metrics::WorkerId;
 
     #[test]
     fn invalid_and_undecided_requests_are_errors() {

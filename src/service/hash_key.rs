@@ -2,7 +2,7 @@
 
 use std::{io, path::Path};
 
-use crate::files;
+use sluicegate_files as files;
 
 /// Minimum length of a hash key. With a shorter one, the values could be found by trying all keys.
 const MIN_KEY_BYTES: usize = 16;

@@ -20,12 +20,12 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate_placement::Identity;
 
+use super::read_hash_key;
 use crate::{
     engine::{Micros, Request, Verdict},
     metrics::{Counter, Meter, WorkerId, observe_counter},
     traffic::{Writer, encode},
 };
-use super::read_hash_key;
 
 /// Capacity of the queue between the workers and the thread, in requests.
 const QUEUE_CAPACITY: usize = 8_192;
@@ -220,8 +220,8 @@ mod tests {
     use sluicegate_testing::test_log::TestLog;
     use smallvec::smallvec;
 
-    use crate::{engine::Descriptor, rules::Entry};
     use super::*;
+    use crate::{engine::Descriptor, rules::Entry};
 
     #[test]
     fn finish_waits_until_all_requests_are_written() {

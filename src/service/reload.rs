@@ -15,17 +15,17 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
+use super::{
+    Clock,
+    compile_thread::run_on_compile_thread,
+    source::{CompressedFiles, Contents, Fingerprint, LoadError, Source, fingerprint},
+};
 use crate::{
     algorithm::Micros,
     debounce::Debounce,
     engine::{Candidate, Overrides, Resources, Snapshot, Statistics},
     metrics::{Counter, Meter, Totals, WorkerId, observe_counter, observe_gauge},
     rules::{self, Diagnostic, Options, RuleSet, SourceFile},
-};
-use super::{
-    Clock,
-    compile_thread::run_on_compile_thread,
-    source::{CompressedFiles, Contents, Fingerprint, LoadError, Source, fingerprint},
 };
 
 /// Interval between two polls of the directory.
@@ -273,7 +273,7 @@ impl Reloader {
                 Ok(())
             }
             Err(error) => {
-                let chain = crate::errors::chain(&error);
+                let chain = crate::metrics::chain(&error);
                 self.failures.add(WorkerId(0), 1);
                 tracing::error!("cannot load the changed rules; the previous rules stay in force:\n{chain}");
                 status.last_error = Some(chain);

@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::interval;
 
+use super::Clock;
 use crate::{
     engine::{Engine, Micros, Report, ReportError, Resources, StoreError, Utilization},
     metrics::{Instrument, Label, Meter},
     store::{AnyStore, next_answer},
 };
-use super::Clock;
 
 /// Interval between two polls of the store. All instances receive a report within a second.
 pub(crate) const POLL_INTERVAL: Duration = Duration::from_millis(250);

@@ -7,11 +7,9 @@ use std::{
 };
 
 use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
+use sluicegate_files::{self as files, FileVersion};
 
-use crate::{
-    files::{self, FileVersion},
-    rules::{self, Diagnostic, Location, Options, RuleSet, Severity, SourceFile},
-};
+use crate::rules::{self, Diagnostic, Location, Options, RuleSet, Severity, SourceFile};
 
 /// Maximum size of a rule file, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;

@@ -195,12 +195,12 @@ impl Default for RulesSettings {
 #[serde(default)]
 pub struct ShutdownSettings {
     /// Time for which health checks report `NOT_SERVING` before connections are closed, so that callers notice.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub delay: Duration,
     /// Time after `delay` in which calls in progress can finish.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub grace: Duration,
 }
 

@@ -2,8 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use crate::metrics::{Counter, Histogram, Instrument, Label, Meter, WorkerId};
 use super::{StoreError, local, redis::Health};
+use crate::metrics::{Counter, Histogram, Instrument, Label, Meter, WorkerId};
 
 /// Metrics of a store that is called over the network.
 pub struct Metrics {

@@ -9,10 +9,10 @@ use opentelemetry::{
 use opentelemetry_sdk::metrics::{self as sdk, PeriodicReader, SdkMeterProvider, Stream};
 use prometheus::{IntGauge, Opts, Registry};
 
+use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::MetricExporter};
 use crate::metrics::{
     Callback, Histogram, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, Totals,
 };
-use super::{MetricsPage, OtlpSettings, PrometheusSettings, TelemetryError, otlp::MetricExporter};
 
 /// Maximum number of series of a statistic per rule.
 ///
@@ -141,8 +141,8 @@ fn attribute(label: Label) -> KeyValue {
 
 #[cfg(test)]
 mod tests {
-    use crate::telemetry::Exposition;
     use super::*;
+    use crate::telemetry::Exposition;
 
     #[test]
     fn nothing_is_exported_after_the_export_was_stopped() {

@@ -33,8 +33,8 @@ pub struct StatsdSettings {
     /// Protocol: `tcp` or `udp`.
     pub protocol: StatsdProtocol,
     /// Interval at which metrics are sent.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub interval: Duration,
     /// Tags of all metrics, as `name:value`.
     pub tags: Vec<String>,
@@ -238,8 +238,9 @@ impl Statsd {
 mod tests {
     use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-    use super::*;
     use sluicegate_testing::test_log::TestLog;
+
+    use super::*;
 
     fn statsd(settings: StatsdSettings) -> Statsd {
         Statsd::new(&StatsdSettings { addr: Some("x:1".into()), ..settings }).unwrap().unwrap()

@@ -410,7 +410,7 @@ descriptors:
             ("descriptors:\n", &format!("descriptors:\n{}", "- ".repeat(10_000)), "nesting is deeper"),
         ] {
             let error = Mapping::read(&MAPPING.replace(from, to)).unwrap_err();
-            assert!(crate::errors::chain(&error).contains(expected), "{error:?}");
+            assert!(crate::metrics::chain(&error).contains(expected), "{error:?}");
         }
     }
 }

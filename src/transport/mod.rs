@@ -15,8 +15,8 @@ pub mod xds;
 
 pub use tls::TlsError;
 
-use crate::metrics::{Instrument, Label, Meter};
 use self::http_server::Rejection;
+use crate::metrics::{Instrument, Label, Meter};
 
 /// Registers the numbers of requests that the HTTP listeners rejected, and of connections that made room for others on
 /// all listeners, with `meter`.

@@ -14,15 +14,13 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     server::WebPkiClientVerifier,
 };
+use sluicegate_files::{self as files, FileVersion};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use webpki::EndEntityCert;
 
 use super::grpc::TlsSettings;
-use crate::{
-    debounce::Debounce,
-    files::{self, FileVersion},
-};
+use crate::debounce::Debounce;
 
 /// Interval between two polls of the files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
@@ -109,7 +107,7 @@ impl Tls {
                     tracing::info!(path, "certificates reloaded");
                 }
                 Err(error) => {
-                    let error = crate::errors::chain(&error);
+                    let error = crate::metrics::chain(&error);
                     tracing::error!(path, error, "cannot use the changed certificates; the previous ones stay in use");
                 }
             }

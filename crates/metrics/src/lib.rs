@@ -3,7 +3,7 @@
 
 mod histogram;
 mod instrument;
-mod log_throttle;
+mod log;
 #[cfg(any(test, feature = "testing"))]
 mod test_meter;
 
@@ -12,7 +12,7 @@ pub use instrument::{
     Callback, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, observe_counter,
     observe_gauge,
 };
-pub use log_throttle::LogThrottle;
+pub use log::{LogThrottle, chain};
 #[cfg(any(test, feature = "testing"))]
 pub use test_meter::TestMeter;
 

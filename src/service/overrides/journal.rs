@@ -57,7 +57,7 @@ impl OverrideSync {
             }
             Ok(Err(error)) => {
                 if self.log_unreachable.should_log() {
-                    let error = crate::errors::chain(&error);
+                    let error = crate::metrics::chain(&error);
                     tracing::warn!(
                         error,
                         "cannot read the override journal again; the last known overrides stay in force"
@@ -156,12 +156,12 @@ impl OverrideSync {
 mod tests {
     use std::{fs, path::Path};
 
+    use sluicegate_testing::test_log::TestLog;
+
     use super::{
         super::{ChangeInfo, ChangeRequest, merge::tests::member_of},
         *,
     };
-    use sluicegate_testing::test_log::TestLog;
-
     use crate::engine::overrides::{Scope, Target};
 
     async fn start(path: &Path) -> Arc<OverrideSync> {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::OverrideSync;
 use crate::{
     engine::overrides::Target,
     metrics::{Instrument, Label, Meter, observe_counter, observe_gauge},
 };
-use super::OverrideSync;
 
 impl OverrideSync {
     /// Registers the metrics of the overrides with `meter`.

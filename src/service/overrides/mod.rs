@@ -47,6 +47,7 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluicegate_files::FileVersion;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
     time::interval,
@@ -62,7 +63,6 @@ use crate::{
         Override, Overrides, ValueHash,
         overrides::{Origin, OverrideError, Scope, Target},
     },
-    files::FileVersion,
     metrics::{Counter, LogThrottle},
     rules::Options,
     store::{
@@ -328,7 +328,7 @@ impl OverrideSync {
     /// Returns the text of an error as the log contains it.
     fn logged_error(&self, error: &ChangeError) -> String {
         let Some(hash) = &self.value_hash else {
-            return crate::errors::chain(error);
+            return crate::metrics::chain(error);
         };
         match error {
             ChangeError::Conflict { target, version } => {
@@ -336,9 +336,9 @@ impl OverrideSync {
                 ChangeError::Conflict { target, version: *version }.to_string()
             }
             ChangeError::Invalid { target, reason } => {
-                format!("{}: {}", hash.mask(target), crate::errors::chain(reason))
+                format!("{}: {}", hash.mask(target), crate::metrics::chain(reason))
             }
-            _ => crate::errors::chain(error),
+            _ => crate::metrics::chain(error),
         }
     }
 

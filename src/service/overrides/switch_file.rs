@@ -11,13 +11,15 @@
 
 use std::path::Path;
 
+use sluicegate_files as files;
+
 use crate::{
     algorithm::Micros,
     engine::{
         Override,
         overrides::{Mode, Scope, Target},
     },
-    files, timestamp,
+    timestamp,
 };
 
 /// Reads all switches of the file. The error names the first invalid line.

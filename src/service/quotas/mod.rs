@@ -30,6 +30,8 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tokio::task::yield_now;
 
+use self::bucket::Bucket;
+use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
     engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
@@ -37,8 +39,6 @@ use crate::{
     rules::Entry,
     store::AnyStore,
 };
-use self::bucket::Bucket;
-use super::Clock;
 
 /// Time between two calls of [`QuotaSession::tick`].
 const TICK: Micros = Micros::from_secs(1);
@@ -54,12 +54,12 @@ const NAME_BYTES: usize = 400;
 pub struct Settings {
     /// Lifetime of a quota, at least twice the interval of the callers' reports (5 s in Envoy 1.40). In whole seconds, as
     /// Envoy ignores fractions.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub ttl: Duration,
     /// Time without requests after which callers forget a bucket.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub idle_timeout: Duration,
     /// Maximum number of buckets on all streams, of about 400 bytes each with short names and counters in memory; a bucket
     /// counts once more for each 400 bytes of its name. A stream can have at most the number of free ones, so that

@@ -44,8 +44,8 @@ pub struct Settings {
     /// Maximum number of cached denials, of about 360 bytes each. If 0, the cache is off and every hit calls the store.
     pub max_entries: usize,
     /// Maximum age of a cached denial. A refund by another instance can go unnoticed for this time.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub max_age: Duration,
 }
 

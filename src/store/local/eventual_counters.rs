@@ -23,12 +23,12 @@ use crate::{
 #[serde(default)]
 pub struct Settings {
     /// Interval at which each counter reports its hits to the store and reads those of other instances.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub sync: Duration,
     /// Maximum age of a counter's last synchronisation. Older counters do not decide without the store.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub max_staleness: Duration,
     /// Maximum number of eventual counters, of about 400 bytes each. If 0, there are none and every hit calls the
     /// store.

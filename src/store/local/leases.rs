@@ -35,8 +35,8 @@ const HOT_THRESHOLD: u64 = 8;
 pub struct Settings {
     /// Maximum lifetime of a grant. A lease covers the expected hits of half this time, and more hits are taken when
     /// half of them are used.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub ttl: Duration,
     /// Maximum number of counters with a lease, of about 500 bytes each. If 0, leases are off and every hit calls the
     /// store.

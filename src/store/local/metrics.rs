@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use super::store_call::StoreCall;
 use crate::{
     metrics::{Counter, Meter, WorkerId, observe_counter},
     store::StepOutcome,
 };
-use super::store_call::StoreCall;
 
 /// Metrics of the deny cache, leases, grants and eventual counters.
 pub struct Metrics {

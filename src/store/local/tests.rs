@@ -5,12 +5,12 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
+use super::*;
 use crate::{
     algorithm::{Action, Algorithm, MaxHits, Operation, State, fixed_window::FixedWindow},
     metrics::TestMeter,
     store::{AnyStore, StepOutcomes, redis},
 };
-use super::*;
 
 /// The beginning of an hour.
 const START: u64 = 1_763_672_400;

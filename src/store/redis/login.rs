@@ -16,16 +16,14 @@ use std::{
 };
 
 use redis::RedisConnectionInfo;
+use sluicegate_files::{self as files, FileVersion};
 use tokio::{
     sync::{Notify, oneshot, watch},
     time::{sleep, timeout},
 };
 
 use super::{Health, Settings, SetupError, failure::Failure};
-use crate::{
-    files::{self, FileVersion},
-    metrics::WorkerId,
-};
+use crate::metrics::WorkerId;
 
 /// Interval at which a file is examined for changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -287,7 +285,8 @@ mod tests {
     fn a_file_that_is_empty_or_missing_is_an_error() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
-        let error = |path: &Path| Login::read(path).err().map(|error| crate::errors::chain(&error)).unwrap_or_default();
+        let error =
+            |path: &Path| Login::read(path).err().map(|error| crate::metrics::chain(&error)).unwrap_or_default();
         assert!(error(&path).contains("No such file"), "{}", error(&path));
         fs::write(&path, "\n").unwrap();
         assert!(error(&path).ends_with("password: the file is empty"), "{}", error(&path));

@@ -12,18 +12,18 @@ pub struct Settings {
     /// Prefix of every key. It must not contain braces, which mark the shard key.
     pub key_prefix: String,
     /// Time after which a call fails.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub timeout: Duration,
     /// Time after which an attempt to connect fails.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub connect_timeout: Duration,
     /// Number of consecutive timeouts after which a server receives no calls until a new connection to it has answered.
     pub timeouts_until_down: u32,
     /// Maximum random time by which a key outlives its content, so that the keys of one window do not expire together.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub expiry_jitter: Duration,
     /// Whether a key outlives its content at most by the content's own lifetime, even if `expiry_jitter` is longer.
     /// Otherwise unused keys of short limits fill Redis.
@@ -34,8 +34,8 @@ pub struct Settings {
     /// user. Arguments cannot contain spaces.
     pub password_command: Option<String>,
     /// Time after which `password_command` runs again.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub password_max_age: Duration,
     /// Nodes of `redis+ring://`, if the address does not list them.
     pub ring: Vec<RingNode>,

@@ -12,13 +12,13 @@ use std::{borrow::Cow, collections::BTreeMap, path::Path};
 use config::{File, FileFormat, Source};
 use regex::Regex;
 use serde::Deserialize;
+use sluicegate_files as files;
 
 use super::{
     RESPONSE_TIME, TelemetryError,
     exposition::{Family, Kind, Sample, Value},
 };
 use crate::{
-    files,
     metrics::{Distribution, Totals},
     yaml_bounds,
 };

@@ -20,6 +20,7 @@ use opentelemetry_proto::tonic::collector::{
     metrics::v1::ExportMetricsServiceRequest, trace::v1::ExportTraceServiceRequest,
 };
 use prost::Message;
+use sluicegate_files as files;
 use tokio::{runtime::Handle, time::timeout};
 use tonic::{
     Code, Status,
@@ -29,7 +30,7 @@ use tonic::{
 use tower_service::Service;
 
 use super::{OtlpCompression, OtlpProtocol, OtlpSettings, OtlpTlsSettings, http_client::HttpClient, settings::Signal};
-use crate::{files, telemetry::TelemetryError};
+use crate::telemetry::TelemetryError;
 
 const METRICS_PATH: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
 const TRACES_PATH: &str = "/opentelemetry.proto.collector.trace.v1.TraceService/Export";
@@ -93,7 +94,7 @@ impl Collector {
     pub(super) fn new(settings: &OtlpSettings, signal: Signal) -> Result<Self, TelemetryError> {
         let url = settings.url(signal);
         let invalid = |error: &dyn std::error::Error| {
-            TelemetryError(format!("telemetry.otlp.endpoint: {}", crate::errors::chain(error)))
+            TelemetryError(format!("telemetry.otlp.endpoint: {}", crate::metrics::chain(error)))
         };
         let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| invalid(&error))?;
         let certificates = Certificates::read(&settings.tls, &uri)?;
@@ -203,7 +204,7 @@ impl Collector {
         *post.headers_mut() = headers;
         let response = client.send_bytes(post).await;
         let response =
-            response.map_err(|error| SendError { message: crate::errors::chain(&*error), is_transient: true })?;
+            response.map_err(|error| SendError { message: crate::metrics::chain(&*error), is_transient: true })?;
         let status = response.status();
         if status.is_success() {
             return Ok(());

@@ -63,8 +63,8 @@ pub struct OtlpSettings {
     /// Compression of each export: `none` or `gzip`.
     pub compression: OtlpCompression,
     /// Timeout for one export.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub timeout: Duration,
     /// TLS settings for an `https://` address.
     pub tls: OtlpTlsSettings,
@@ -79,8 +79,8 @@ pub struct OtlpSettings {
     /// Whether to send metrics. `/metrics` is available in any case.
     pub metrics: bool,
     /// Interval at which metrics are sent.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub interval: Duration,
     /// Whether to send traces.
     pub traces: bool,

@@ -10,14 +10,12 @@ use std::{
 use arc_swap::ArcSwap;
 use rustls::pki_types::{CertificateDer, ServerName};
 use sha2::{Digest, Sha256};
+use sluicegate_files::{self as files, FileVersion};
 use subtle::ConstantTimeEq;
 use webpki::EndEntityCert;
 
 use super::{AdminServerError, Settings};
-use crate::{
-    debounce::Debounce,
-    files::{self, FileVersion},
-};
+use crate::debounce::Debounce;
 
 /// Interval between two polls of the token file.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -189,18 +189,18 @@ pub(super) fn reject_candidate(error: CandidateError) -> Status {
     match error {
         CandidateError::Change(error) => reject(&AdminError::Change(error)),
         CandidateError::Load(_) | CandidateError::Size | CandidateError::Share => {
-            Status::invalid_argument(crate::errors::chain(&error))
+            Status::invalid_argument(crate::metrics::chain(&error))
         }
         CandidateError::NoCandidate | CandidateError::NoPrevious => Status::failed_precondition(error.to_string()),
         CandidateError::Store(_)
         | CandidateError::MissingRuleSet(_)
         | CandidateError::WrongRuleSet(_)
-        | CandidateError::Thread(_) => Status::unavailable(crate::errors::chain(&error)),
+        | CandidateError::Thread(_) => Status::unavailable(crate::metrics::chain(&error)),
     }
 }
 
 pub(super) fn reject(error: &AdminError) -> Status {
-    let message = crate::errors::chain(error);
+    let message = crate::metrics::chain(error);
     match error {
         AdminError::Change(ChangeError::Conflict { .. }) => Status::aborted(message),
         AdminError::Change(ChangeError::Invalid { .. } | ChangeError::Info | ChangeError::Count) => {

@@ -502,7 +502,7 @@ impl AdminService for Service {
         request: Request<api::ReadDescriptorsRequest>,
     ) -> MethodResult<api::ReadDescriptorsResponse> {
         let api::ReadDescriptorsRequest { text, mapping } = request.into_inner();
-        let invalid = |error: &dyn std::error::Error| Status::invalid_argument(crate::errors::chain(error));
+        let invalid = |error: &dyn std::error::Error| Status::invalid_argument(crate::metrics::chain(error));
         let mapping = match mapping.trim().is_empty() {
             true => None,
             false => Some(Mapping::read(&mapping).map_err(|error| invalid(&error))?),
@@ -623,5 +623,5 @@ fn page(requested: u32, default: usize) -> usize {
 }
 
 fn unavailable(error: &StoreError) -> Status {
-    Status::unavailable(crate::errors::chain(error))
+    Status::unavailable(crate::metrics::chain(error))
 }

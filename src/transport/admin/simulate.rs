@@ -81,7 +81,7 @@ fn write_series(series: &Series) -> api::SimulatedSeries {
 }
 
 pub(super) fn reject(error: &SimulationError) -> Status {
-    let message = crate::errors::chain(error);
+    let message = crate::metrics::chain(error);
     match error {
         SimulationError::Busy => Status::resource_exhausted(message),
         SimulationError::NothingRecorded => Status::failed_precondition(message),

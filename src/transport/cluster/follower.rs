@@ -9,6 +9,7 @@ use std::{
 };
 
 use sluicegate_deadline::within;
+use sluicegate_files as files;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tokio::{
     sync::{Mutex, watch},
@@ -29,7 +30,6 @@ use super::{
     violation::{Violation, Violations},
 };
 use crate::{
-    files,
     service::{Activity, Clock, OverrideSync},
     store::peers::Peers,
     transport::grpc::wait_for_shutdown,
@@ -172,7 +172,7 @@ impl Follower {
     /// Records and logs a failure, and returns the pause before the next attempt.
     fn pause_after(&mut self, error: &FollowError) -> Duration {
         let members = &self.context.members;
-        let reason = crate::errors::chain(error);
+        let reason = crate::metrics::chain(error);
         if let Some(violation) = error.violation() {
             self.context.violations.add(violation);
             let excluded_for = members.exclude(self.address);

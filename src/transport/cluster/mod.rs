@@ -40,12 +40,6 @@ use tokio::{
 use tonic::service::Routes;
 
 pub use self::settings::{Settings, TlsSettings};
-use crate::{
-    budget::{Budget, Victim},
-    metrics::{Instrument, Label, LogThrottle, Meter, observe_gauge},
-    service::{Activity, Clock, OverrideSync},
-    store::peers::Peers,
-};
 use self::{
     answers::Answers,
     callers::Callers,
@@ -59,6 +53,12 @@ use super::{
     grpc::TlsSettings as ListenerTlsSettings,
     http_server::{Connection, HttpServer},
     tls::Tls,
+};
+use crate::{
+    budget::{Budget, Victim},
+    metrics::{Instrument, Label, LogThrottle, Meter, observe_gauge},
+    service::{Activity, Clock, OverrideSync},
+    store::peers::Peers,
 };
 
 /// Version of the exchange between instances.

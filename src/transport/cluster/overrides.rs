@@ -151,7 +151,7 @@ impl OverridesFollower {
             // The disk may have room again at any time.
             self.retry_pause = RETRY.0;
             if self.log_unstored.should_log() {
-                let reason = crate::errors::chain(&error);
+                let reason = crate::metrics::chain(&error);
                 tracing::warn!(
                     peer = %self.address,
                     reason,

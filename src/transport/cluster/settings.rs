@@ -21,12 +21,12 @@ pub struct Settings {
     /// Address on which other instances call this one. It is used only with `peers`.
     pub addr: SocketAddr,
     /// Interval at which counted hits are sent to other instances, ± 10%.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub sync: Duration,
     /// Maximum time for which the start waits for a copy of the counters of another instance.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub join_timeout: Duration,
     /// Certificates for mutual TLS between instances.
     pub tls: TlsSettings,

@@ -4,11 +4,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use sluicegate_wire::Fields;
 
+use super::{RequestError, texts::text_of};
 use crate::{
     engine::{MAX_PLAIN_BYTES, Request, bounded},
     metrics::{Instrument, Label, LogThrottle, Meter, observe_counter},
 };
-use super::{RequestError, texts::text_of};
 
 /// Kind of an error that a caller causes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

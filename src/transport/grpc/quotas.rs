@@ -190,7 +190,7 @@ impl Stream {
 
 impl From<QuotaError> for RequestError {
     fn from(error: QuotaError) -> Self {
-        let message = crate::errors::chain(&error);
+        let message = crate::metrics::chain(&error);
         match error {
             QuotaError::NoDomain | QuotaError::OtherDomain | QuotaError::NoEntries => Self::invalid(message),
         }

@@ -59,7 +59,7 @@ fn write(utilization: Option<Utilization>) -> v1::Utilization {
 }
 
 fn status(error: &ResourceError) -> Status {
-    let message = crate::errors::chain(error);
+    let message = crate::metrics::chain(error);
     match error {
         ResourceError::Name | ResourceError::Utilization | ResourceError::Ttl => Status::invalid_argument(message),
         ResourceError::Report(ReportError::Full) => Status::resource_exhausted(message),

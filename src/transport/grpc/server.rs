@@ -19,6 +19,12 @@ use tokio::{
     sync::{mpsc, watch},
 };
 
+use super::{
+    CallerErrors, Handler, Settings,
+    connection::{self, ConnectionContext},
+    input::Budgets,
+    listener::{Listener, PassedStream, Stream},
+};
 use crate::{
     budget::Budget,
     metrics::{Instrument, Label, LogThrottle, Meter, observe_counter, observe_gauge},
@@ -27,12 +33,6 @@ use crate::{
         connections::{Connections, Slot},
         tls::Tls,
     },
-};
-use super::{
-    CallerErrors, Handler, Settings,
-    connection::{self, ConnectionContext},
-    input::Budgets,
-    listener::{Listener, PassedStream, Stream},
 };
 
 /// Capacity of the queue of connections that are passed to a worker.

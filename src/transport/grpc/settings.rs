@@ -20,24 +20,24 @@ pub struct Settings {
     /// Maximum number of concurrent calls on one connection.
     pub max_concurrent_streams: u32,
     /// Time without new calls after which an HTTP/2 ping is sent on a connection.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub keepalive_interval: Duration,
     /// Timeout for the reply to a ping. Without a reply, the connection is closed.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub keepalive_timeout: Duration,
     /// Age (± 10%) at which a connection is closed gracefully, so that clients also connect to new instances.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub max_connection_age: Duration,
     /// Time for calls to finish after `max_connection_age`, before the connection is closed.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub max_connection_age_grace: Duration,
     /// Time after which a response is dropped if the caller does not read it.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub send_timeout: Duration,
     /// Limits on the size of a request.
     pub limits: Limits,

@@ -71,7 +71,7 @@ impl From<CheckError> for RequestError {
         match error {
             CheckError::NoDomain | CheckError::NoDescriptors => Self::invalid(error.to_string()),
             CheckError::Undecided(DecideError::Store(_) | DecideError::NoRules) => {
-                Self::unavailable(crate::errors::chain(&error))
+                Self::unavailable(crate::metrics::chain(&error))
             }
         }
     }

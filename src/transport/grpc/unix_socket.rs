@@ -10,7 +10,7 @@ use std::{
 use tokio::net::UnixListener;
 pub(super) use tokio::net::UnixStream;
 
-use crate::platform::{FileId, file_id};
+use sluicegate_files::{FileId, file_id};
 
 /// A Unix socket whose file is removed when the listener is dropped.
 pub(super) struct UnixSocket {

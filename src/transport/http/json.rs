@@ -61,7 +61,7 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
         Ok(verdict) => verdict,
         Err(error) => {
             handlers.errors.record(&error.into());
-            return error_response(code(&error), &crate::errors::chain(&error));
+            return error_response(code(&error), &crate::metrics::chain(&error));
         }
     };
     let code = match verdict.overall {

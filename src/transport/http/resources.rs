@@ -22,7 +22,7 @@ use crate::{
 struct ReportBody {
     reporter: String,
     utilization: f64,
-    #[serde(with = "crate::duration")]
+    #[serde(with = "sluicegate_duration")]
     ttl: Duration,
 }
 
@@ -75,7 +75,7 @@ fn respond(result: Result<Option<Utilization>, ResourceError>) -> Response {
                     StatusCode::SERVICE_UNAVAILABLE
                 }
             };
-            (code, format!("{}\n", crate::errors::chain(&error))).into_response()
+            (code, format!("{}\n", crate::metrics::chain(&error))).into_response()
         }
     }
 }

@@ -22,12 +22,12 @@ use tonic::{
     transport::Uri,
 };
 
+use super::{Settings, convert};
 use crate::{
     metrics::{Counter, Meter, WorkerId, observe_counter, observe_gauge},
     rules::{Diagnostic, SourceFile},
     service::{reload::Reloader, run_on_compile_thread},
 };
-use super::{Settings, convert};
 
 /// Maximum length of the error in a NACK.
 const MAX_ERROR_BYTES: usize = 4_096;
@@ -197,7 +197,7 @@ impl Client {
                     resources.iter().filter_map(|resource| RateLimitConfig::decode(&*resource.value).ok()).collect();
                 convert::locate(diagnostics, &configs);
             };
-            reloader.push(&files, locate).map_err(|error| crate::errors::chain(&error))?;
+            reloader.push(&files, locate).map_err(|error| crate::metrics::chain(&error))?;
             Ok(value)
         });
         let result = result.await.unwrap_or_else(|error| Err(error.to_string()));

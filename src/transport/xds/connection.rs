@@ -8,6 +8,7 @@ use std::{
 };
 
 use sluicegate_deadline::within;
+use sluicegate_files as files;
 use sluicegate_proto::envoy::service::discovery::v3::aggregated_discovery_service_client::AggregatedDiscoveryServiceClient;
 use tokio::time::sleep;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -17,7 +18,7 @@ use super::{
     client::{Client, Disconnect},
     stream,
 };
-use crate::{files, metrics::WorkerId};
+use crate::metrics::WorkerId;
 
 /// Interval of TCP keepalive probes on an idle connection.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -41,7 +42,7 @@ impl Client {
                 pause = self.settings.retry_min;
                 logged_reason.clear();
             }
-            let reason = crate::errors::chain(&disconnect);
+            let reason = crate::metrics::chain(&disconnect);
             if reason != logged_reason {
                 tracing::warn!(
                     server = %self.server,

@@ -23,17 +23,17 @@ pub struct Settings {
     /// Maximum size of a response in bytes.
     pub max_message_bytes: usize,
     /// Timeout for connecting to the control plane.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub connect_timeout: Duration,
     /// First pause before a new attempt to connect. Each pause is up to twice the previous one, minus a random part of
     /// up to half.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub retry_min: Duration,
     /// Maximum pause before a new attempt to connect.
-    #[serde(with = "crate::duration")]
-    #[schemars(schema_with = "crate::duration::schema")]
+    #[serde(with = "sluicegate_duration")]
+    #[schemars(schema_with = "sluicegate_duration::schema")]
     pub retry_max: Duration,
     /// Serve before the first rules are received. Requests get an error until then.
     pub start_without_rules: bool,

@@ -24,8 +24,8 @@ use sluicegate_metrics::{
 };
 use sluicegate_rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment};
 
-use crate::{UnmatchedDescriptors, bounded};
 use self::series::{Count, REFUNDED_HITS};
+use crate::{UnmatchedDescriptors, bounded};
 
 /// Settings of the statistics.
 #[derive(Clone, Debug)]

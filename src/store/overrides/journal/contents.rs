@@ -13,10 +13,7 @@ use super::{
     line::{CopyRange, Line, MAX_LINE_BYTES},
     recent::RecentChanges,
 };
-use crate::{
-    platform,
-    store::overrides::{Cursor, OverrideChange},
-};
+use crate::store::overrides::{Cursor, OverrideChange};
 
 /// Number of unusable lines that are logged one by one.
 const MAX_LOGGED_LINES: usize = 10;
@@ -134,7 +131,7 @@ impl Read for Section<'_> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let rest = usize::try_from(self.end.saturating_sub(self.at)).unwrap_or(usize::MAX);
         let wanted = bytes.len().min(rest);
-        let read = platform::read_at(self.file, &mut bytes[..wanted], self.at)?;
+        let read = sluicegate_files::read_at(self.file, &mut bytes[..wanted], self.at)?;
         self.at += read as u64;
         Ok(read)
     }

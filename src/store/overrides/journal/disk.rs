@@ -6,8 +6,6 @@ use std::{
     path::Path,
 };
 
-use crate::platform;
-
 #[cfg(not(test))]
 const fn check_point(_operation: Operation) -> io::Result<()> {
     Ok(())
@@ -32,10 +30,10 @@ pub(super) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()>
     // In tests a write can end in the middle.
     let (first, rest) = bytes.split_at(if cfg!(test) { bytes.len() / 2 } else { 0 });
     if !first.is_empty() {
-        platform::write_all_at(file, first, offset)?;
+        sluicegate_files::write_all_at(file, first, offset)?;
         check_point(Operation::Write)?;
     }
-    platform::write_all_at(file, rest, offset + first.len() as u64)
+    sluicegate_files::write_all_at(file, rest, offset + first.len() as u64)
 }
 
 /// Truncates or extends a file.

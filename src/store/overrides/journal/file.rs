@@ -12,13 +12,14 @@ use std::{
     time::SystemTime,
 };
 
+use sluicegate_files::{FileId, file_id};
+
 use super::{
     JournalError,
     contents::{Contents, find_copy},
     disk::{self, WriterAt},
     line::CopyRange,
 };
-use crate::platform::{FileId, file_id};
 
 /// Writes all lines that a shorter file must have.
 pub(super) type WriteLines<'l> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'l;

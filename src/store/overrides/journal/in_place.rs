@@ -16,7 +16,6 @@ use super::{
     file::{OpenFile, WriteLines},
     line::{CopyRange, Line, encode},
 };
-use crate::platform;
 
 /// Number of bytes that are moved at a time.
 const CHUNK_BYTES: usize = 64 * 1_024;
@@ -74,7 +73,7 @@ impl OpenFile {
         while moved < copy.bytes {
             let rest = usize::try_from(copy.bytes - moved).unwrap_or(usize::MAX);
             let part = &mut chunk[..rest.min(CHUNK_BYTES)];
-            platform::read_exact_at(&self.file, part, copy.from + moved)?;
+            sluicegate_files::read_exact_at(&self.file, part, copy.from + moved)?;
             disk::write_at(&self.file, part, moved)?;
             moved += part.len() as u64;
         }

@@ -24,13 +24,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use sluicegate_files as files;
+
 use self::{
     file::{JournalFile, open_folder},
     line::{Line, encode},
     recent::{MAX_RECENT_CHANGES, RecentChanges},
 };
 use super::{Change, Cursor, Versioned};
-use crate::files;
 
 /// Number of obsolete lines, besides one per override and the recent changes, above which the file is rewritten.
 const REWRITE_SLACK: usize = 1_000;

@@ -1,7 +1,7 @@
 //! Tests of batches: delivery exactly once, and what a receiver ignores.
 
-use crate::metrics::TestMeter;
 use super::*;
+use crate::metrics::TestMeter;
 
 #[test]
 fn counted_hits_reach_a_peer() {

@@ -6,12 +6,13 @@ use redis::{
     Client, ClientTlsConfig, ConnectionAddr, ConnectionInfo, ErrorKind, IntoConnectionInfo, RedisConnectionInfo,
     RedisError, TlsCertificates,
 };
+use sluicegate_files as files;
 
 use super::{
     super::{Settings, SetupError, login::Login, settings::TlsSettings},
     Placement, Ring, Server, View,
 };
-use crate::{files, store::redact};
+use crate::store::redact;
 
 /// The parsed address of a store.
 pub(super) struct Address {

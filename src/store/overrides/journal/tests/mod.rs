@@ -6,9 +6,9 @@ mod lock;
 
 use std::{collections::BTreeMap, fs::OpenOptions};
 
-use super::{line::MAX_LINE_BYTES, *};
 use sluicegate_testing::test_log::TestLog;
 
+use super::{line::MAX_LINE_BYTES, *};
 use crate::store::overrides::OverrideChange;
 
 fn change(version: u64, target: &str, after: Option<&str>) -> Change {
@@ -278,7 +278,7 @@ fn something_else_than_a_file_is_no_journal() {
     let pipe = directory.path().join("pipe");
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let error = Journal::new(Some(pipe)).load(|_, _, _| {}).unwrap_err();
-    assert!(crate::errors::chain(&error).contains("not a regular file"), "{error:?}");
+    assert!(crate::metrics::chain(&error).contains("not a regular file"), "{error:?}");
 }
 
 #[test]

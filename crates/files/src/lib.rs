@@ -16,15 +16,22 @@ use rustls::{
         pem::{self, PemObject},
     },
 };
+use system::{change_time, open_options};
+pub use system::{file_id, read_at, read_exact_at, write_all_at};
 
-use crate::platform::{self, FileId};
+#[cfg_attr(unix, path = "unix.rs")]
+#[cfg_attr(windows, path = "windows.rs")]
+mod system;
+
+/// Device and inode of a file, which stay the same if the file is renamed.
+pub type FileId = (u64, u64);
 
 /// Maximum size of a file with certificates, tokens, a key or switches, in bytes.
-pub(crate) const MAX_BYTES: u64 = 1 << 20;
+pub const MAX_BYTES: u64 = 1 << 20;
 
 /// Version of a file, which differs after every change, also if the size and the modification time stay the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileVersion {
+pub struct FileVersion {
     id: Option<FileId>,
     size: u64,
     modified: Option<SystemTime>,
@@ -35,16 +42,19 @@ pub(crate) struct FileVersion {
 impl FileVersion {
     /// Returns the version of the file at `path`, or `None` if there is none. To be called before the file is read, so that
     /// a change in between is noticed.
-    pub(crate) fn of(path: &Path) -> Option<Self> {
+    #[must_use]
+    pub fn of(path: &Path) -> Option<Self> {
         fs::metadata(path).ok().as_ref().map(Self::new)
     }
 
-    pub(crate) fn new(metadata: &Metadata) -> Self {
+    /// Returns the version of a file with this metadata.
+    #[must_use]
+    pub fn new(metadata: &Metadata) -> Self {
         Self {
-            id: platform::file_id(metadata).ok(),
+            id: file_id(metadata).ok(),
             size: metadata.len(),
             modified: metadata.modified().ok(),
-            changed: platform::change_time(metadata),
+            changed: change_time(metadata),
         }
     }
 }
@@ -54,8 +64,8 @@ impl FileVersion {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, is no regular file, or is larger.
-pub(crate) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let file = platform::open_options().read(true).open(path)?;
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = open_options().read(true).open(path)?;
     let metadata = file.metadata()?;
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -74,7 +84,7 @@ pub(crate) fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, is no regular file, is larger, or is not UTF-8.
-pub(crate) fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
+pub fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> {
     String::from_utf8(read(path, max_bytes)?)
         .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "the file is not valid UTF-8"))
 }
@@ -84,7 +94,7 @@ pub(crate) fn read_to_string(path: &Path, max_bytes: u64) -> io::Result<String> 
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, contains no certificate, or an invalid one.
-pub(crate) fn read_authorities(path: &Path) -> io::Result<Vec<u8>> {
+pub fn read_authorities(path: &Path) -> io::Result<Vec<u8>> {
     let pem = read_certificates(path)?;
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(&pem).flatten() {
@@ -98,7 +108,7 @@ pub(crate) fn read_authorities(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, contains no certificate, or is not valid PEM.
-pub(crate) fn read_certificates(path: &Path) -> io::Result<Vec<u8>> {
+pub fn read_certificates(path: &Path) -> io::Result<Vec<u8>> {
     let pem = read(path, MAX_BYTES)?;
     let mut is_empty = true;
     for certificate in CertificateDer::pem_slice_iter(&pem) {
@@ -116,7 +126,7 @@ pub(crate) fn read_certificates(path: &Path) -> io::Result<Vec<u8>> {
 /// # Errors
 ///
 /// Returns an error if the file cannot be read, or contains no private key.
-pub(crate) fn read_key(path: &Path) -> io::Result<Vec<u8>> {
+pub fn read_key(path: &Path) -> io::Result<Vec<u8>> {
     let pem = read(path, MAX_BYTES)?;
     if matches!(PrivateKeyDer::from_pem_slice(&pem), Err(pem::Error::NoItemsFound)) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the file contains no private key in PEM"));

@@ -1,9 +1,24 @@
-//! [`LogThrottle`]: limits the log messages about a repeated event.
+//! Messages in the log: [`LogThrottle`] limits those about a repeated event, and [`chain`] formats an error with its causes.
 
 use std::{
+    error::Error,
     sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::{Duration, Instant},
 };
+
+/// Returns an error and its causes in one line, separated by colons.
+///
+/// An error is formatted once, by the code that handles it.
+#[must_use]
+pub fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
 
 /// Time without events after which the next event is logged again.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);

@@ -1,0 +1,58 @@
+//! Windows, without the functions that need POSIX.
+
+use std::{
+    fs::{File, Metadata, OpenOptions},
+    io,
+};
+
+use super::FileId;
+
+/// Returns options to open a file. Folders have no pipes on Windows, so no option is needed.
+pub(super) fn open_options() -> OpenOptions {
+    OpenOptions::new()
+}
+
+/// Fails, because the standard library has no stable function for the ID of a file on Windows.
+///
+/// # Errors
+///
+/// Returns the error of the operating system.
+pub fn file_id(_: &Metadata) -> io::Result<FileId> {
+    Err(unsupported())
+}
+
+/// Returns `None`, because the metadata of the standard library has no change time on Windows.
+pub(super) fn change_time(_: &Metadata) -> Option<(i64, i64)> {
+    None
+}
+
+/// Fails: only the override journal needs it, which needs a [`file_id`], too.
+///
+/// # Errors
+///
+/// Returns the error of the operating system.
+pub fn read_at(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
+    Err(unsupported())
+}
+
+/// Fails like [`read_at`].
+///
+/// # Errors
+///
+/// Returns the error of the operating system.
+pub fn read_exact_at(_: &File, _: &mut [u8], _: u64) -> io::Result<()> {
+    Err(unsupported())
+}
+
+/// Fails like [`read_at`].
+///
+/// # Errors
+///
+/// Returns the error of the operating system.
+pub fn write_all_at(_: &File, _: &[u8], _: u64) -> io::Result<()> {
+    Err(unsupported())
+}
+
+fn unsupported() -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, "not supported on Windows")
+}
