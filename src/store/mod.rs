@@ -3,16 +3,15 @@
 //!
 //! A store runs the algorithm's step while the counter is locked, and does not depend on the algorithm.
 
-pub mod local;
 mod metrics;
 pub mod overrides;
 pub mod peers;
 pub mod redis;
 
-pub use local::Local;
 pub use metrics::Metrics;
 pub use peers::Peers;
 pub use redis::Redis;
+pub use sluicegate_local::{self as local, Local};
 pub use sluicegate_store::{
     AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
     StepOutcomes, Store, StoreError, identity, memory, next_answer, only_answer, pending,

@@ -5,12 +5,11 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
+use sluicegate_algorithm::{Action, Algorithm, MaxHits, Operation, State, fixed_window::FixedWindow};
+use sluicegate_metrics::TestMeter;
+use sluicegate_store::StepOutcomes;
+
 use super::*;
-use crate::{
-    algorithm::{Action, Algorithm, MaxHits, Operation, State, fixed_window::FixedWindow},
-    metrics::TestMeter,
-    store::{AnyStore, StepOutcomes, redis},
-};
 
 /// The beginning of an hour.
 const START: u64 = 1_763_672_400;
@@ -348,32 +347,4 @@ async fn counters_of_other_names_and_of_the_other_store_are_not_denied() {
             assert_eq!(instance.apply_one(hit, 0).await, (Decider::Store, false, [0, 1]), "{name} {per_second}");
         }
     }
-}
-
-#[tokio::test]
-async fn a_store_in_redis_includes_the_local_counters() {
-    let (metrics, worker) = (crate::store::Metrics::new(1), WorkerId(0));
-    let time = redis::Time::Caller;
-    let setup = redis::Setup::new("redis://127.0.0.1:1", &Default::default(), time, Arc::clone(&metrics));
-    let (deny_cache, leases, settings) = Default::default();
-    let shared = Shared::new(&deny_cache, &leases, &settings, Clock::Caller, Arc::clone(metrics.local()));
-    let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), Arc::clone(&shared), worker));
-    metrics.local().add_lease_decisions(worker, 1);
-    metrics.local().add_eventual_decisions(worker, 2);
-    metrics.local().add_deny_cache_denials(worker, 3);
-    assert_eq!(store.local_decisions(), [1, 2, 3]);
-    // No counter has hits to report, so no call is made.
-    let (counters, limit) = (shared.eventual_counters.as_ref().unwrap(), hourly(100));
-    let (hit, now) = (eventual(b"k", &limit, 0), Clock::Caller.now(at(0)));
-    let outcome = StepOutcome { allowed: true, action: Action::Take, at: at(0), state: State::default() };
-    let merge = || counters.merge(7, &hit.borrowed(), &outcome, now, now);
-    let is_known = || counters.decide(7, &hit.borrowed(), now).is_some();
-    merge();
-    assert!(is_known());
-    store.sweep(at(401)).await;
-    assert!(!is_known(), "the idle counter was removed");
-    merge();
-    assert!(is_known());
-    store.return_all(at(402)).await;
-    assert!(!is_known());
 }

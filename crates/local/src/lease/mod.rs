@@ -21,14 +21,11 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use smallvec::SmallVec;
-
-use crate::{
-    algorithm::{Action, Algorithm, Decision, Micros, Operation, State},
-    store::{Counter, Grant, Hit, StepOutcome},
-};
+use sluicegate_algorithm::{Action, Algorithm, Decision, Micros, Operation, State};
+use sluicegate_store::{Counter, Grant, Hit, StepOutcome};
 #[cfg(test)]
 use sluicegate_testing::model_checker::hash;
+use smallvec::SmallVec;
 
 /// Number of measurement intervals whose demand a lease covers.
 const LEASE_INTERVALS: u64 = 4;
@@ -43,7 +40,7 @@ const MAX_GRANTS: usize = 64;
 
 /// The lease of one counter, with its grants and its demand.
 #[derive(Default)]
-pub(in crate::store::local) struct Lease {
+pub(crate) struct Lease {
     rate: DemandRate,
     held: Option<HeldHits>,
     /// Whether a store call that takes hits is in progress.
@@ -76,26 +73,26 @@ struct HeldHits {
 
 /// Result of a finished grant.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(in crate::store::local) struct GrantReport {
-    pub(in crate::store::local) used: u64,
+pub(crate) struct GrantReport {
+    pub(crate) used: u64,
     /// Unused hits that still count in the store.
-    pub(in crate::store::local) returned: u64,
+    pub(crate) returned: u64,
     /// Unused hits that the lease no longer holds and that must be returned to the store.
-    pub(in crate::store::local) unused: Option<Return>,
+    pub(crate) unused: Option<Return>,
 }
 
 /// Hits to return to the store, as a rollback of the take at store time `taken_at`.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::store::local) struct Return {
-    pub(in crate::store::local) hits: u64,
-    pub(in crate::store::local) taken_at: Micros,
+pub(crate) struct Return {
+    pub(crate) hits: u64,
+    pub(crate) taken_at: Micros,
 }
 
 impl Lease {
     /// Grants up to `demand` hits to a caller, but no more than half of the held hits, for `max_ttl` at most.
     ///
     /// Returns `None` if fewer than 4 hits can be granted, if the lease has ended, or if there are too many grants.
-    pub(in crate::store::local) fn grant(
+    pub(crate) fn grant(
         &mut self,
         algorithm: &Algorithm,
         demand: u64,
@@ -117,13 +114,7 @@ impl Lease {
     /// Finishes a grant with `used` hits. Returns `None` if the grant is unknown.
     ///
     /// Unused hits are restored to the lease or returned to the store, unless they no longer count there.
-    pub(in crate::store::local) fn report(
-        &mut self,
-        algorithm: &Algorithm,
-        id: u64,
-        used: u64,
-        now: Duration,
-    ) -> Option<GrantReport> {
+    pub(crate) fn report(&mut self, algorithm: &Algorithm, id: u64, used: u64, now: Duration) -> Option<GrantReport> {
         let ActiveGrant { hits, taken_at, counts_until, .. } = self.remove_grant(id)?;
         let used = used.min(hits);
         let returned = if now < counts_until { hits - used } else { 0 };
@@ -137,12 +128,12 @@ impl Lease {
     }
 
     /// Removes a grant that was not delivered to its caller, and returns its number of hits.
-    pub(in crate::store::local) fn revoke(&mut self, id: u64) -> u64 {
+    pub(crate) fn revoke(&mut self, id: u64) -> u64 {
         self.remove_grant(id).map_or(0, |grant| grant.hits)
     }
 
     /// Removes the unreported grants that ended before `before`, and returns their number of hits.
-    pub(in crate::store::local) fn expire_grants(&mut self, before: Duration) -> u64 {
+    pub(crate) fn expire_grants(&mut self, before: Duration) -> u64 {
         let mut hits = 0;
         self.grants.retain(|grant| {
             let is_expired = grant.ends_at < before;
@@ -155,12 +146,7 @@ impl Lease {
     /// Decides a hit from the held hits, and takes it unless it is a peek.
     ///
     /// Also returns the number of hits to acquire now. Returns `None` if the lease has ended or has too few hits.
-    pub(in crate::store::local) fn decide(
-        &mut self,
-        hit: &Hit<&Counter>,
-        now: Duration,
-        interval: Duration,
-    ) -> Option<(Decision, u64)> {
+    pub(crate) fn decide(&mut self, hit: &Hit<&Counter>, now: Duration, interval: Duration) -> Option<(Decision, u64)> {
         let is_take = hit.action == Action::Take;
         if is_take {
             self.rate.record(hit.cost, now, interval);
@@ -179,24 +165,19 @@ impl Lease {
     }
 
     /// Takes all held hits, for a hit that costs more, and returns their number.
-    pub(in crate::store::local) fn take_all(&mut self, now: Duration) -> u64 {
+    pub(crate) fn take_all(&mut self, now: Duration) -> u64 {
         self.held.as_mut().filter(|held| now < held.ends_at).map_or(0, |held| std::mem::take(&mut held.remaining))
     }
 
     /// Returns the store time at which the held hits were taken, which identifies the lease of a hit.
-    pub(in crate::store::local) fn taken_at(&self) -> Option<Micros> {
+    pub(crate) fn taken_at(&self) -> Option<Micros> {
         self.held.as_ref().map(|held| held.taken_at)
     }
 
     /// Returns hits that were taken at store time `taken_at` to the lease, because their request was denied.
     ///
     /// Returns the hits for a rollback in the store if the lease holds no hits of the same window or grid step.
-    pub(in crate::store::local) fn restore(
-        &mut self,
-        algorithm: &Algorithm,
-        hits: u64,
-        taken_at: Micros,
-    ) -> Option<Return> {
+    pub(crate) fn restore(&mut self, algorithm: &Algorithm, hits: u64, taken_at: Micros) -> Option<Return> {
         let ends_at = algorithm.lease_ends(taken_at);
         match self.held.as_mut().filter(|held| algorithm.lease_ends(held.taken_at) == ends_at) {
             Some(held) => {
@@ -211,7 +192,7 @@ impl Lease {
     ///
     /// Otherwise the caller must call [`Self::acquired`] or [`Self::acquire_failed`] afterwards. Until then no other
     /// acquisition begins.
-    pub(in crate::store::local) fn begin_acquire(&mut self, remaining: u64) -> u64 {
+    pub(crate) fn begin_acquire(&mut self, remaining: u64) -> u64 {
         let held = self.held_hits();
         // The share includes the free hits here, so repeated acquisitions do not exceed it.
         let target = self.expected_demand().min(remaining.saturating_add(held) / MAX_SHARE_DIVISOR);
@@ -227,7 +208,7 @@ impl Lease {
     ///
     /// Hits of an earlier lease are added if they were taken in the same window or grid step. Otherwise they are
     /// returned for a rollback.
-    pub(in crate::store::local) fn acquired(
+    pub(crate) fn acquired(
         &mut self,
         algorithm: &Algorithm,
         hits: u64,
@@ -257,12 +238,12 @@ impl Lease {
     }
 
     /// Completes an acquisition after its store call failed.
-    pub(in crate::store::local) fn acquire_failed(&mut self) {
+    pub(crate) fn acquire_failed(&mut self) {
         self.acquiring = false;
     }
 
     /// Removes and returns the hits above the expected demand, if the lease holds more than twice the demand plus 32.
-    pub(in crate::store::local) fn return_excess(&mut self, now: Duration, interval: Duration) -> Option<Return> {
+    pub(crate) fn return_excess(&mut self, now: Duration, interval: Duration) -> Option<Return> {
         self.rate.record(0, now, interval);
         let demand = self.expected_demand();
         let held = self.held.as_mut().filter(|held| now < held.ends_at && held.remaining > 2 * demand + MIN_LEASE)?;
@@ -272,24 +253,19 @@ impl Lease {
     }
 
     /// Removes and returns the held hits, if the lease has ended or has had no take since `idle_since`.
-    pub(in crate::store::local) fn return_idle(
-        &mut self,
-        algorithm: &Algorithm,
-        now: Duration,
-        idle_since: Duration,
-    ) -> Option<Return> {
+    pub(crate) fn return_idle(&mut self, algorithm: &Algorithm, now: Duration, idle_since: Duration) -> Option<Return> {
         let is_due = self.held.as_ref().is_some_and(|held| now >= held.ends_at || self.last_take < idle_since);
         self.held.take_if(|_| is_due)?.into_return(algorithm, now)
     }
 
     /// Returns `true` if the lease has no hits, no grants and no call in progress, and has had no take since `since`.
-    pub(in crate::store::local) fn is_idle(&self, since: Duration) -> bool {
+    pub(crate) fn is_idle(&self, since: Duration) -> bool {
         self.held.is_none() && !self.acquiring && self.grants.is_empty() && self.last_take < since
     }
 
     /// Returns a hash of the lease. `number` replaces the ids of grants.
     #[cfg(test)]
-    pub(in crate::store::local) fn fingerprint(&self, number: impl Fn(u64) -> usize) -> u64 {
+    pub(crate) fn fingerprint(&self, number: impl Fn(u64) -> usize) -> u64 {
         let grant = |grant: &ActiveGrant| {
             let ActiveGrant { id, hits, ends_at, taken_at, counts_until } = *grant;
             (number(id), hits, ends_at, taken_at, counts_until)
@@ -300,7 +276,7 @@ impl Lease {
 
     /// Returns whether a store call that takes hits is in progress.
     #[cfg(test)]
-    pub(in crate::store::local) fn is_acquiring(&self) -> bool {
+    pub(crate) fn is_acquiring(&self) -> bool {
         self.acquiring
     }
 

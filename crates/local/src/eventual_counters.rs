@@ -7,15 +7,13 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluicegate_algorithm::{Action, Consistency, Decision};
+use sluicegate_store::{Counter, Hit, StepOutcome, StoreError};
 
 use super::{
     counter_map::{CounterMap, SHARDS},
     eventual_counter::EventualCounter,
     store_call::StoreCall,
-};
-use crate::{
-    algorithm::{Action, Consistency, Decision},
-    store::{Counter, Hit, StepOutcome, StoreError},
 };
 
 /// Settings of eventual counters.
@@ -154,8 +152,9 @@ impl Entry {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_algorithm::{MaxHits, Micros, State, fixed_window::FixedWindow};
+
     use super::*;
-    use crate::algorithm::{MaxHits, Micros, State, fixed_window::FixedWindow};
 
     const fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)

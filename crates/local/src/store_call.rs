@@ -1,6 +1,6 @@
 //! [`StoreCall`]: a call to the store in the background, for a lease or an eventual counter.
 
-use crate::store::Hit;
+use sluicegate_store::Hit;
 
 /// A background call that takes hits of one counter, reports them, returns them, or reads the counter's state.
 pub(super) struct StoreCall {

@@ -5,15 +5,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
+use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcome, StepOutcomes, StoreError};
 use tokio::sync::oneshot;
 
 use super::{
     KEYS,
     setup::{Fault, LIMIT, token_bucket},
-};
-use crate::{
-    algorithm::{Action, Algorithm, Micros, Operation, State},
-    store::{Charge, Counter, CounterStore, Hit, StepOutcome, StepOutcomes, StoreError},
 };
 
 /// A call to the store.

@@ -18,7 +18,9 @@ use std::{
     time::Duration,
 };
 
+use sluicegate_algorithm::{Action, Algorithm, Operation};
 use sluicegate_client::simulation::GrantFeedback;
+use sluicegate_testing::model_checker::{self, Model, explore};
 use tokio::{runtime::Runtime, task::JoinHandle};
 
 use self::{
@@ -27,10 +29,7 @@ use self::{
     network::{Call, Network, REQUEST, Remote, lock},
     setup::{Fault, Setup, WINDOW},
 };
-use sluicegate_testing::model_checker::{self, Model, explore};
-
 use super::*;
-use crate::algorithm::{Action, Algorithm, Operation};
 
 const KEYS: [&[u8]; 2] = [b"{d|k=v}", b"{d|k=w}"];
 const INSTANCES: usize = 2;

@@ -17,12 +17,10 @@
 
 use std::time::Duration;
 
-use crate::{
-    algorithm::{Algorithm, Decision, Micros, Operation, State},
-    store::{
-        Counter, Hit, StepOutcome, StoreError,
-        pending::{PendingHits, add_hits},
-    },
+use sluicegate_algorithm::{Algorithm, Decision, Micros, Operation, State};
+use sluicegate_store::{
+    Counter, Hit, StepOutcome, StoreError,
+    pending::{PendingHits, add_hits},
 };
 
 /// Maximum time by which one answer can overtake another.
@@ -135,8 +133,9 @@ impl EventualCounter {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_algorithm::{Action, MaxHits, fixed_window::FixedWindow, token_bucket::TokenBucket};
+
     use super::*;
-    use crate::algorithm::{Action, MaxHits, fixed_window::FixedWindow, token_bucket::TokenBucket};
 
     const MAX_STALENESS: Duration = Duration::from_secs(60);
     /// Time of the store's clock at the start, in microseconds: the beginning of a minute.

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
+use sluicegate_metrics::{Counter, Meter, WorkerId, observe_counter};
+use sluicegate_store::StepOutcome;
+
 use super::store_call::StoreCall;
-use crate::{
-    metrics::{Counter, Meter, WorkerId, observe_counter},
-    store::StepOutcome,
-};
 
 /// Metrics of the deny cache, leases, grants and eventual counters.
 pub struct Metrics {

@@ -1,9 +1,10 @@
-use super::*;
-use crate::algorithm::{
+use sluicegate_algorithm::{
     MaxHits,
     fixed_window::FixedWindow,
     sliding_window::{SlidingWindow, WindowEdge},
 };
+
+use super::*;
 
 const INTERVAL: Duration = Duration::from_millis(125);
 /// Milliseconds from the first take until the end of its window of one minute.

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros};
+use sluicegate_store::{Counter, Grant, Hit, StepOutcome};
 use smallvec::SmallVec;
 
 use super::{
@@ -11,10 +13,6 @@ use super::{
     hot_counters::HotCounters,
     lease::{GrantReport, Lease, Return},
     store_call::StoreCall,
-};
-use crate::{
-    algorithm::{Action, Algorithm, Consistency, Decision, Micros},
-    store::{Counter, Grant, Hit, StepOutcome},
 };
 #[cfg(test)]
 use sluicegate_testing::model_checker::hash;
@@ -328,8 +326,9 @@ impl LeasedCounter {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_algorithm::{MaxHits, State, fixed_window::FixedWindow, token_bucket::TokenBucket};
+
     use super::*;
-    use crate::algorithm::{MaxHits, State, fixed_window::FixedWindow, token_bucket::TokenBucket};
 
     #[test]
     fn restoring_a_payment_revokes_its_grant() {

@@ -1,15 +1,13 @@
 //! Decisions from eventual counters, before leases, the deny cache and the store.
 
+use sluicegate_algorithm::{Action, Consistency, Decision, Micros};
+use sluicegate_store::{
+    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, StoreError, next_answer,
+    only_answer,
+};
 use smallvec::SmallVec;
 
 use super::{CallTime, Local, eventual_counters::EventualCounters, store_call::StoreCall};
-use crate::{
-    algorithm::{Action, Consistency, Decision, Micros},
-    store::{
-        Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, StoreError, next_answer,
-        only_answer,
-    },
-};
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides all hits of a request with at least one eventual hit.

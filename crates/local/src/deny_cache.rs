@@ -23,13 +23,10 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
 use sluicegate_cache::{Expiring, SetAssociativeCache};
+use sluicegate_store::{Counter, Hit, StepOutcome};
 use smallvec::SmallVec;
-
-use crate::{
-    algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State},
-    store::{Counter, Hit, StepOutcome},
-};
 
 /// Number of refund counts. Each counter maps to one of them, and a refund invalidates all counters that share it.
 const REFUND_SLOTS: usize = 256;
@@ -200,8 +197,9 @@ impl DenyCache {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_algorithm::{MaxHits, fixed_window::FixedWindow, gcra::Gcra, sliding_log::SlidingLog};
+
     use super::*;
-    use crate::algorithm::{MaxHits, fixed_window::FixedWindow, gcra::Gcra, sliding_log::SlidingLog};
 
     const fn at(millis: u64) -> Duration {
         Duration::from_millis(millis)

@@ -2,15 +2,12 @@
 
 use std::time::Duration;
 
+use sluicegate_algorithm::Micros;
 use sluicegate_client::simulation::{GrantCache, GrantFeedback};
-
+use sluicegate_store::{Counter, Store};
 use sluicegate_testing::model_checker::hash;
 
 use super::{KEYS, LeaseModel, setup::Fault};
-use crate::{
-    algorithm::Micros,
-    store::{Counter, Store},
-};
 
 /// The names of the same counters in clients.
 const NAMES: [&str; 2] = ["v", "w"];

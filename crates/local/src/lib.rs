@@ -31,6 +31,12 @@ pub use metrics::Metrics;
 use std::{sync::Arc, time::Duration};
 
 use futures_util::future::join_all;
+use sluicegate_algorithm::{Consistency, Decision, Micros, State};
+use sluicegate_metrics::WorkerId;
+use sluicegate_store::{
+    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, Store, StoreError,
+    identity::Secret, next_answer, only_answer,
+};
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -39,14 +45,6 @@ use self::{
     eventual_counters::EventualCounters,
     leases::{LeaseDecision, LeasePayment, LeasePayments, Leases},
     store_call::StoreCall,
-};
-use super::{
-    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, Store, StoreError,
-    identity::Secret, next_answer, only_answer,
-};
-use crate::{
-    algorithm::{Consistency, Decision, Micros, State},
-    metrics::WorkerId,
 };
 
 /// The clock that measures ages and lifetimes in this instance.
@@ -134,7 +132,8 @@ impl<S> Local<S> {
     }
 
     /// Returns the metrics that all workers share.
-    pub(super) fn metrics(&self) -> &Metrics {
+    #[must_use]
+    pub fn metrics(&self) -> &Metrics {
         &self.shared.metrics
     }
 }

@@ -1,13 +1,14 @@
 //! The protocols that are searched, and the faults that are planted in them.
 
-use super::guarantee::Guarantee;
-use crate::algorithm::{
+use sluicegate_algorithm::{
     Algorithm, MaxHits, Micros,
     fixed_window::FixedWindow,
     sliding_log::SlidingLog,
     sliding_window::{SlidingWindow, WindowEdge},
     token_bucket::TokenBucket,
 };
+
+use super::guarantee::Guarantee;
 
 /// The usual limit.
 pub(super) const LIMIT: u64 = 400;

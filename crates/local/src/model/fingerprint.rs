@@ -1,15 +1,13 @@
 //! The hash that identifies a state of the model.
 
+use sluicegate_algorithm::State;
+use sluicegate_store::{Charge, StepOutcome, StoreError};
 use sluicegate_testing::model_checker::{hash, hash_unordered};
 
 use super::{
     INSTANCES, LeaseModel, Request,
     client::{Check, Stage},
     network::{CallHit, lock},
-};
-use crate::{
-    algorithm::State,
-    store::{Charge, StepOutcome, StoreError},
 };
 
 impl LeaseModel {
