@@ -5,13 +5,12 @@
 
 mod metrics;
 pub mod overrides;
-pub mod peers;
 pub mod redis;
 
 pub use metrics::Metrics;
-pub use peers::Peers;
 pub use redis::Redis;
 pub use sluicegate_local::{self as local, Local};
+pub use sluicegate_peers::{self as peers, Peers};
 pub use sluicegate_store::{
     AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
     StepOutcomes, Store, StoreError, identity, memory, next_answer, only_answer, pending,

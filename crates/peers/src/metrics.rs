@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::metrics::{Counter, Meter, WorkerId, observe_counter};
+use sluicegate_metrics::{Counter, Meter, WorkerId, observe_counter};
 
 /// Counters of changes: hits of one counter and limit in one increment.
 pub struct Metrics {

@@ -35,15 +35,15 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
+use sluicegate_store::Memory;
 use tokio::sync::watch;
 
 use self::subscriber::Subscriber;
-use super::Memory;
-pub use super::{
+use sluicegate_algorithm::Micros;
+pub use sluicegate_store::{
     identity::CounterDigest,
     memory::{Change, CounterCopy},
 };
-use crate::algorithm::Micros;
 
 /// Time for which increments are available to all subscribers.
 pub const RECENT_TIME: Micros = Micros::from_secs(60);

@@ -7,15 +7,14 @@ mod hits;
 mod model;
 mod properties;
 
-use super::*;
-use crate::{
-    algorithm::{
-        Action, Algorithm, CLOCK_SLACK, MaxHits, State, concurrency::Concurrency, fixed_window::FixedWindow,
-        gcra::Gcra, leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow,
-        sliding_window::WindowEdge, token_bucket::TokenBucket,
-    },
-    store::{Counter, Hit, identity::Digests, memory::Settings},
+use sluicegate_algorithm::{
+    Action, Algorithm, CLOCK_SLACK, MaxHits, State, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra,
+    leaky_bucket::LeakyBucket, sliding_log::SlidingLog, sliding_window::SlidingWindow, sliding_window::WindowEdge,
+    token_bucket::TokenBucket,
 };
+use sluicegate_store::{Counter, Hit, identity::Digests, memory::Settings};
+
+use super::*;
 
 /// The beginning of a minute.
 const START: u64 = 1_763_672_400;

@@ -8,8 +8,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::*;
 use sluicegate_testing::model_checker::{self, Model, explore, hash, pairs};
+
+use super::*;
 
 /// The limit, which no search reaches.
 const LIMIT: u64 = 1_000;

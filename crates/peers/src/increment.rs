@@ -3,12 +3,10 @@
 use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
+use sluicegate_algorithm::{Algorithm, Micros};
+use sluicegate_store::memory::Change;
 
 use super::CounterDigest;
-use crate::{
-    algorithm::{Algorithm, Micros},
-    store::memory::Change,
-};
 
 /// The hits that one instance has counted in an interval. An increment can be understood without the previous ones.
 #[derive(Debug)]

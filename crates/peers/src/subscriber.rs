@@ -2,8 +2,9 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
+use sluicegate_algorithm::Micros;
+
 use super::{backlog::Backlog, increment::Increment};
-use crate::algorithm::Micros;
 
 /// The position of another instance, the batch that it has not confirmed, and older increments that it needs.
 pub(super) struct Subscriber {

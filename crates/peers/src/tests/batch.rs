@@ -1,7 +1,8 @@
 //! Tests of batches: delivery exactly once, and what a receiver ignores.
 
+use sluicegate_metrics::TestMeter;
+
 use super::*;
-use crate::metrics::TestMeter;
 
 #[test]
 fn counted_hits_reach_a_peer() {

@@ -6,11 +6,10 @@
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
+use sluicegate_algorithm::{Action, Algorithm, MAX_NUMBER, Micros, Operation, State};
+use sluicegate_store::pending::PendingHits;
+
 use super::{Change, CounterDigest, increment::Increment};
-use crate::{
-    algorithm::{Action, Algorithm, MAX_NUMBER, Micros, Operation, State},
-    store::pending::PendingHits,
-};
 
 /// Minimum length of a period.
 const PERIOD: Micros = Micros::from_secs(10);
