@@ -19,7 +19,7 @@ use sluicegate::{
     },
     metrics::WorkerId,
     store::{
-        self, Charge, Counter, CounterStore as _, Hit, Memory, Redis, memory,
+        Charge, Counter, CounterStore as _, Hit, Memory, Redis, memory,
         redis::{self, Time},
     },
 };
@@ -354,7 +354,7 @@ async fn compare_in_redis() {
 
 async fn connect(url: &str, time: Time) -> Redis {
     let settings = redis::Settings { timeout: std::time::Duration::from_secs(20), ..redis::Settings::default() };
-    let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
+    let setup = redis::Setup::new(url, &settings, time, redis::Metrics::new(1)).unwrap();
     tokio::spawn(setup.follow());
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(std::time::Duration::from_secs(20)).await);

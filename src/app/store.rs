@@ -27,12 +27,13 @@ impl StoreSetup {
             let create = if has_peers { Memory::exchanged } else { Memory::new };
             return Ok(Self::Memory(Arc::new(create(&settings.memory))));
         }
-        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, Arc::clone(metrics))?;
+        let calls = Arc::clone(&metrics.redis);
+        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, calls)?;
         let setup = match &settings.per_second.store {
             Some(store) => setup.with_per_second(store, &settings.per_second.redis, Time::Server)?,
             None => setup,
         };
-        let (clock, metrics) = (local::Clock::start(), Arc::clone(metrics.local()));
+        let (clock, metrics) = (local::Clock::start(), Arc::clone(&metrics.local));
         let shared = local::Shared::new(&settings.deny_cache, &settings.lease, &settings.eventual, clock, metrics);
         Ok(Self::Redis(Box::new(setup), shared))
     }

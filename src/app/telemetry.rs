@@ -40,7 +40,7 @@ impl Telemetry {
         };
         let store_metrics = store::Metrics::new(recorders);
         let check_metrics = check::Metrics::new(recorders);
-        let histograms = vec![Arc::clone(check_metrics.latency()), Arc::clone(store_metrics.latency())];
+        let histograms = vec![Arc::clone(check_metrics.latency()), Arc::clone(store_metrics.redis.latency())];
         Ok(Self {
             clock: Clock::System,
             workers,

@@ -353,10 +353,11 @@ descriptors:
         ["/a", "/b"].into_iter().for_each(|path| ask(&admin, "path", path));
         let (metrics, worker) = (store::Metrics::new(1), WorkerId(0));
         let settings = redis::Settings::default();
-        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics));
+        let setup =
+            redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics.redis));
         let (deny_cache, leases, eventual) = Default::default();
         let shared =
-            local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(metrics.local()));
+            local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(&metrics.local));
         let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
         let admin = Admin { engine: admin.engine.with_store(store), ..admin };
         let snapshot = admin.reloader.rules().load_full();

@@ -1,86 +1,28 @@
-//! [`Metrics`]: latency and errors of store calls.
+//! [`Metrics`]: calls to Redis, and decisions that are made without them.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use super::{StoreError, local, redis::Health};
-use crate::metrics::{Counter, Histogram, Instrument, Label, Meter, WorkerId};
+use super::{local, redis};
+use crate::metrics::Meter;
 
-/// Metrics of a store that is called over the network.
+/// Metrics of the store of an instance.
 pub struct Metrics {
-    latency: Arc<Histogram>,
-    errors: [Counter; StoreError::ALL.len()],
-    redis: Arc<Health>,
-    local: Arc<local::Metrics>,
+    /// Calls to Redis and the state of its servers.
+    pub redis: Arc<redis::Metrics>,
+    /// Decisions that are made without a call.
+    pub local: Arc<local::Metrics>,
 }
 
 impl Metrics {
     /// Creates metrics at zero for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
-        let errors = std::array::from_fn(|_| Counter::new(workers));
-        let (redis, local) = (Health::new(workers), local::Metrics::new(workers));
-        let latency =
-            Histogram::new("sluicegate_store_seconds", "Time in seconds until a store call was answered", workers);
-        Arc::new(Self { latency: Arc::new(latency), errors, redis, local })
-    }
-
-    /// Returns the metrics of decisions that are made without a store call.
-    #[must_use]
-    pub const fn local(&self) -> &Arc<local::Metrics> {
-        &self.local
-    }
-
-    pub(super) fn redis(&self) -> &Arc<Health> {
-        &self.redis
-    }
-
-    pub(super) fn record_latency(&self, worker: WorkerId, elapsed: Duration) {
-        self.latency.record(worker, elapsed);
-    }
-
-    pub(super) fn count_error(&self, worker: WorkerId, error: StoreError) {
-        self.errors[error as usize].add(worker, 1);
-    }
-
-    /// Returns the histogram of call latencies.
-    #[must_use]
-    pub const fn latency(&self) -> &Arc<Histogram> {
-        &self.latency
-    }
-
-    /// Returns the number of failed calls.
-    #[must_use]
-    pub fn errors(&self) -> u64 {
-        self.errors.iter().map(Counter::get).sum()
+        Arc::new(Self { redis: redis::Metrics::new(workers), local: local::Metrics::new(workers) })
     }
 
     /// Registers all metrics except the latency histogram with the meter.
-    pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
+    pub fn observe(&self, meter: &dyn Meter) {
         self.redis.observe(meter);
         self.local.observe(meter);
-        let this = Arc::clone(self);
-        meter.register(Instrument::counter(
-            "sluicegate_store_errors_total",
-            "Number of failed store calls",
-            move |observer| {
-                for error in StoreError::ALL {
-                    observer.observe(this.errors[error as usize].get(), [Label::new("kind", error.kind())]);
-                }
-            },
-        ));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn errors_of_all_kinds_are_counted() {
-        let metrics = Metrics::new(1);
-        for error in StoreError::ALL {
-            metrics.count_error(WorkerId(0), error);
-        }
-        assert_eq!(metrics.errors(), StoreError::ALL.len() as u64);
     }
 }

@@ -5,27 +5,17 @@
 
 mod metrics;
 pub mod overrides;
-pub mod redis;
 
 pub use metrics::Metrics;
-pub use redis::Redis;
 pub use sluicegate_local::{self as local, Local};
 pub use sluicegate_peers::{self as peers, Peers};
+pub use sluicegate_redis::{self as redis, ActivityReports, Redis, redact};
 pub use sluicegate_store::{
     AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
     StepOutcomes, Store, StoreError, identity, memory, next_answer, only_answer, pending,
 };
 
 use crate::algorithm::{Micros, State};
-
-/// The reports of instances about their activity.
-#[derive(Clone, Debug, Default)]
-pub struct ActivityReports {
-    /// Whether any instance reads reports at the moment.
-    pub is_read: bool,
-    /// The report of each instance, by its name. Empty unless the caller reads them.
-    pub reports: Vec<(String, Vec<u8>)>,
-}
 
 /// The store selected by the settings.
 #[derive(Clone)]
@@ -145,35 +135,6 @@ impl Store for AnyStore {
     }
 }
 
-/// Returns the address with its password replaced by `***`, for logs and `--print-settings`.
-#[must_use]
-pub fn redact(url: &str) -> String {
-    // Parsers of URLs ignore tabs and line breaks.
-    let url = url.replace(['\t', '\n', '\r'], "");
-    let Some((scheme, rest)) = url.split_once(':') else {
-        return url;
-    };
-    // The address of a Unix socket (`unix:/path`, `unix:///path`) contains the password as a parameter.
-    let is_socket = rest.strip_prefix("//").unwrap_or(rest).starts_with('/');
-    if let Some((path, query)) = rest.split_once('?').filter(|_| is_socket) {
-        let mask = |parameter: &str| match parameter.split_once('=') {
-            Some((name, _)) if !matches!(name, "db" | "user" | "protocol") => format!("{name}=***"),
-            _ => parameter.to_owned(),
-        };
-        let parameters: Vec<_> = query.split('&').map(mask).collect();
-        return format!("{scheme}:{path}?{}", parameters.join("&"));
-    }
-    let Some(rest) = rest.strip_prefix("//") else {
-        return url;
-    };
-    // A password can contain an unescaped @ or /, so everything up to the last @ is treated as secret.
-    let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
-        return url;
-    };
-    let user = credentials.split(':').next().filter(|_| credentials.contains(':')).unwrap_or_default();
-    format!("{scheme}://{user}:***{}", &rest[credentials.len()..])
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
@@ -183,26 +144,6 @@ mod tests {
         algorithm::{MaxHits, fixed_window::FixedWindow},
         metrics::WorkerId,
     };
-
-    #[test]
-    fn redacts_every_password() {
-        for (url, redacted) in [
-            ("memory", "memory"),
-            ("redis://localhost:6379/1", "redis://localhost:6379/1"),
-            ("redis://:secret@localhost", "redis://:***@localhost"),
-            ("rediss://app:s3cr@t@host:1/2", "rediss://app:***@host:1/2"),
-            ("redis://secret@host", "redis://:***@host"),
-            ("redis://:a/b@host/1", "redis://:***@host/1"),
-            ("redis://:a?b@host", "redis://:***@host"),
-            ("redis:\t//:sec\nret@host", "redis://:***@host"),
-            ("unix:/s?pass=secret", "unix:/s?pass=***"),
-            ("redis+unix:///run/redis?db=1", "redis+unix:///run/redis?db=1"),
-            ("redis+unix:///run/redis?user=app&pass=s@cret&db=1", "redis+unix:///run/redis?user=app&pass=***&db=1"),
-            ("redis+unix:///run/redis?p%61ss=secret", "redis+unix:///run/redis?p%61ss=***"),
-        ] {
-            assert_eq!(redact(url), redacted);
-        }
-    }
 
     #[tokio::test]
     async fn counters_in_memory_have_a_state_and_no_server() {
@@ -228,9 +169,9 @@ mod tests {
         let start = |url: &str| {
             let (metrics, worker, settings) = (Metrics::new(1), WorkerId(0), redis::Settings::default());
             let (deny_cache, leases, eventual) = Default::default();
-            let local = Arc::clone(metrics.local());
+            let local = Arc::clone(&metrics.local);
             let shared = local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::Caller, local);
-            let setup = redis::Setup::new(url, &settings, redis::Time::Caller, metrics).unwrap();
+            let setup = redis::Setup::new(url, &settings, redis::Time::Caller, Arc::clone(&metrics.redis)).unwrap();
             AnyStore::Redis(Local::new(setup.connect(worker), shared, worker))
         };
         let location = |store: &AnyStore| (store.server_of(b"{foo}x", false), store.hash_slot_of(b"{foo}x", false));

@@ -16,7 +16,7 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{self, AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, local, memory, redis},
+    store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, local, memory, redis},
 };
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
@@ -36,7 +36,7 @@ fn settings(expiry_jitter: Duration) -> redis::Settings {
 }
 
 async fn connect_with(url: &str, settings: redis::Settings, time: redis::Time, max_denials: usize) -> Local<Redis> {
-    let setup = redis::Setup::new(url, &settings, time, store::Metrics::new(1)).unwrap();
+    let setup = redis::Setup::new(url, &settings, time, redis::Metrics::new(1)).unwrap();
     tokio::spawn(setup.follow());
     let redis = setup.connect(WorkerId(0));
     assert!(redis.wait_until_up(DEADLINE).await);

@@ -3,6 +3,7 @@
 mod hit;
 pub mod identity;
 pub mod memory;
+pub mod overrides;
 pub mod pending;
 
 pub use hit::{

@@ -2,7 +2,7 @@
 //!
 //! Each client connects to a proxy on a Unix socket. The proxy forwards all other calls, such as those that check the
 //! connection.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a failed assumption must fail the test")]
+#![allow(clippy::expect_used, clippy::missing_panics_doc, clippy::unwrap_used, reason = "only tests use this module")]
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -18,11 +18,11 @@ use std::{
 };
 
 use redis::{Cmd, FromRedisValue, cmd, from_redis_value, parse_redis_value};
+use sluicegate_metrics::WorkerId;
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::Notify, task::JoinHandle, time::timeout};
 
 use super::{Metrics, Redis, Settings, Setup, Time};
-use crate::metrics::WorkerId;
 
 /// Time after which the server or a client counts as hung.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -34,7 +34,7 @@ const FAILURE: &[u8] = b"-ERR dropped\r\n";
 const KEYS: [&str; 3] = ["sluicegate:{directives}texts", "sluicegate:{directives}log", "sluicegate:{directives}head"];
 
 /// A Redis server and its proxies.
-pub(crate) struct ControlledRedis {
+pub struct ControlledRedis {
     server: Child,
     folder: TempDir,
     direct: Mutex<Connection>,
@@ -49,33 +49,33 @@ struct Queue {
 }
 
 /// A call of a client that waits for its answer.
-pub(crate) struct WaitingCall {
+pub struct WaitingCall {
     /// Number of the client.
-    pub(crate) client: usize,
+    pub client: usize,
     command: Vec<u8>,
     answer: Sender<Vec<u8>>,
 }
 
 impl WaitingCall {
     /// Returns the command as it is sent.
-    pub(crate) fn command(&self) -> &[u8] {
+    pub fn command(&self) -> &[u8] {
         &self.command
     }
 
     /// Sends an answer to the client.
-    pub(crate) fn answer(self, reply: Vec<u8>) {
+    pub fn answer(self, reply: Vec<u8>) {
         // The connection may have ended.
         let _ = self.answer.send(reply);
     }
 
     /// Lets the call of the client fail.
-    pub(crate) fn fail(self) {
+    pub fn fail(self) {
         self.answer(FAILURE.to_vec());
     }
 }
 
 /// Returns the arguments of a command: of a script only those after its keys.
-pub(crate) fn arguments(command: &[u8]) -> Vec<Vec<u8>> {
+pub fn arguments(command: &[u8]) -> Vec<Vec<u8>> {
     let mut arguments: Vec<Vec<u8>> = decode(command);
     if arguments[0] == b"EVAL" {
         arguments.drain(..KEYS_END);
@@ -84,7 +84,7 @@ pub(crate) fn arguments(command: &[u8]) -> Vec<Vec<u8>> {
 }
 
 /// Returns the call of a script with other arguments at a position, which is counted after the keys.
-pub(crate) fn with_arguments(command: &[u8], position: usize, new: Vec<Vec<u8>>) -> Vec<u8> {
+pub fn with_arguments(command: &[u8], position: usize, new: Vec<Vec<u8>>) -> Vec<u8> {
     let mut arguments: Vec<Vec<u8>> = decode(command);
     arguments.splice(KEYS_END + position..KEYS_END + position + new.len(), new);
     Cmd::new().arg(arguments).get_packed_command()
@@ -92,7 +92,7 @@ pub(crate) fn with_arguments(command: &[u8], position: usize, new: Vec<Vec<u8>>)
 
 impl ControlledRedis {
     /// Starts the server.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("redis");
         let server = Command::new("redis-server")
@@ -106,7 +106,7 @@ impl ControlledRedis {
     }
 
     /// Connects a client. Its tasks run in the runtime.
-    pub(crate) fn client(&self, client: usize, runtime: &Runtime) -> Redis {
+    pub fn client(&self, client: usize, runtime: &Runtime) -> Redis {
         let socket = self.folder.path().join(client.to_string());
         let listener = UnixListener::bind(&socket).unwrap();
         let (queue, server) = (Arc::clone(&self.queue), self.folder.path().join("redis"));
@@ -127,12 +127,12 @@ impl ControlledRedis {
     }
 
     /// Returns the calls that wait.
-    pub(crate) fn calls(&self) -> MutexGuard<'_, Vec<WaitingCall>> {
+    pub fn calls(&self) -> MutexGuard<'_, Vec<WaitingCall>> {
         self.queue.calls.lock().unwrap()
     }
 
     /// Starts a task in the runtime. Its end wakes [`wait_until`](Self::wait_until).
-    pub(crate) fn spawn<T: Send + 'static>(
+    pub fn spawn<T: Send + 'static>(
         &self,
         runtime: &Runtime,
         task: impl Future<Output = T> + Send + 'static,
@@ -146,7 +146,7 @@ impl ControlledRedis {
     }
 
     /// Waits until the condition holds. It is checked when a call arrives or a task ends.
-    pub(crate) fn wait_until(&self, runtime: &Runtime, mut condition: impl FnMut() -> bool) {
+    pub fn wait_until(&self, runtime: &Runtime, mut condition: impl FnMut() -> bool) {
         let wait = async {
             while !condition() {
                 self.queue.changed.notified().await;
@@ -156,7 +156,7 @@ impl ControlledRedis {
     }
 
     /// Executes a command, and returns its reply.
-    pub(crate) fn execute(&self, command: &[u8]) -> Vec<u8> {
+    pub fn execute(&self, command: &[u8]) -> Vec<u8> {
         self.direct.lock().unwrap().call(command).unwrap()
     }
 
@@ -165,12 +165,12 @@ impl ControlledRedis {
     }
 
     /// Returns the contents of [`KEYS`]. A key that does not exist is empty.
-    pub(crate) fn contents(&self) -> [Vec<u8>; 3] {
+    pub fn contents(&self) -> [Vec<u8>; 3] {
         KEYS.map(|key| self.run::<Option<Vec<u8>>>(cmd("DUMP").arg(key)).unwrap_or_default())
     }
 
     /// Replaces the contents.
-    pub(crate) fn set_contents(&self, contents: &[Vec<u8>; 3]) {
+    pub fn set_contents(&self, contents: &[Vec<u8>; 3]) {
         self.run::<()>(&cmd("FLUSHALL"));
         for (key, dump) in KEYS.iter().zip(contents).filter(|(_, dump)| !dump.is_empty()) {
             self.run::<()>(cmd("RESTORE").arg(key).arg(0).arg(dump));
@@ -178,13 +178,13 @@ impl ControlledRedis {
     }
 
     /// Returns epoch, version and id of the last change, or nothing if there is none.
-    pub(crate) fn last_change(&self) -> Vec<Vec<u8>> {
+    pub fn last_change(&self) -> Vec<Vec<u8>> {
         let fields: Vec<Option<Vec<u8>>> = self.run(cmd("HMGET").arg(KEYS[2]).arg(&["epoch", "version", "id"]));
         fields.into_iter().flatten().collect()
     }
 
     /// Returns the version and the text of an override, or `None` if there is none.
-    pub(crate) fn text(&self, target: &str) -> Option<String> {
+    pub fn text(&self, target: &str) -> Option<String> {
         self.run(cmd("HGET").arg(KEYS[0]).arg(target))
     }
 }

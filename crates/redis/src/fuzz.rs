@@ -3,12 +3,10 @@
 
 use percent_encoding::percent_decode_str;
 use redis::{IntoConnectionInfo, Value};
+use sluicegate_algorithm::{Action, Algorithm, LimitSpec, Micros, Operation};
 
 use super::{Settings, overrides, program, topology};
-use crate::{
-    algorithm::{Action, Algorithm, LimitSpec, Micros, Operation},
-    store::redact,
-};
+use crate::redact;
 
 /// Parses bytes that a server might send as the reply to each of the service's commands, and explains the states in it.
 pub fn redis_reply(input: &[u8]) {

@@ -5,6 +5,8 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use redis::{Cmd, Value};
 use sluicegate_deadline::within;
+use sluicegate_metrics::WorkerId;
+use sluicegate_store::StoreError;
 use tokio::sync::watch;
 
 use super::{
@@ -14,7 +16,6 @@ use super::{
     response_batching::CallGroups,
     topology::{Server, View, hash_tag, slots},
 };
-use crate::{metrics::WorkerId, store::StoreError};
 
 /// Maximum number of redirects that one call follows. A migrating slot causes one or two.
 pub(super) const MAX_REDIRECTS: usize = 5;

@@ -31,13 +31,11 @@
 use std::fmt::Write;
 
 use redis::{Cmd, Script, Value};
+use sluicegate_algorithm::{Action, Algorithm, Micros, PRELUDE, State};
+use sluicegate_store::{AHEAD, Charge, Counter, Hit};
 use smallvec::SmallVec;
 
 use super::{Settings, Time};
-use crate::{
-    algorithm::{Action, Algorithm, Micros, PRELUDE, State},
-    store::{AHEAD, Charge, Counter, Hit},
-};
 
 const MAIN: &str = include_str!("main.lua");
 
@@ -358,7 +356,7 @@ mod tests {
     #[test]
     fn a_call_contains_each_key_once_and_records_of_the_stated_length() {
         let program = Program::new(&Settings::default(), Time::Server);
-        let counter = Counter::new(b"the-key", crate::algorithm::fixed_window::FixedWindow::DENY_ALL);
+        let counter = Counter::new(b"the-key", sluicegate_algorithm::fixed_window::FixedWindow::DENY_ALL);
         for action in [Action::Take, Action::Peek, Action::Refund, Action::RollBack(Micros::new(7))] {
             let (mut call, hit) = (Call::default(), Hit { action, ..counter.take(1) });
             program.add(&mut call, &[hit], Charge::Each, Micros::new(9));

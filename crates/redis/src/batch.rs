@@ -14,6 +14,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use sluicegate_algorithm::Micros;
+use sluicegate_metrics::WorkerId;
+use sluicegate_store::{Charge, Counter, Hit, StoreError};
 use smallvec::SmallVec;
 use tokio::{
     sync::{Notify, oneshot},
@@ -26,11 +29,6 @@ use super::{
     program::{self, Call, Keys, Outcome, Step},
     response_batching::{CallGroups, ResponseBatching},
     topology::Server,
-};
-use crate::{
-    algorithm::Micros,
-    metrics::WorkerId,
-    store::{Charge, Counter, Hit, StoreError},
 };
 
 /// Maximum number of hits in a shared call. Redis serves nothing else while a call runs.
@@ -247,10 +245,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::store::{
-        Metrics,
-        redis::{Settings, Time},
-    };
+    use crate::{Metrics, Settings, Time};
 
     /// The task that sends calls ends, and so does the connection.
     #[tokio::test(start_paused = true)]
@@ -260,9 +255,9 @@ mod tests {
         let server = shared.topology.view().borrow().servers[0].clone();
         let batcher = Batcher::start(server, Arc::clone(&shared), WorkerId(0), &Arc::default());
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!((Arc::strong_count(&batcher), metrics.redis().servers().len()), (2, 1));
+        assert_eq!((Arc::strong_count(&batcher), metrics.health().servers().len()), (2, 1));
         batcher.close();
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!((Arc::strong_count(&batcher), metrics.redis().servers().len()), (1, 0));
+        assert_eq!((Arc::strong_count(&batcher), metrics.health().servers().len()), (1, 0));
     }
 }

@@ -11,25 +11,25 @@ pub mod slots;
 
 use std::{sync::Arc, time::Duration};
 
+use sluicegate_placement::Ring;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until, timeout},
 };
 
-use sluicegate_placement::Ring;
-
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub(super) use self::query::read_any;
 pub(super) use self::server::{Connected, Server};
+use sluicegate_metrics::WorkerId;
+
 use self::{
     address::{Address, Source},
     query::TopologyReport,
 };
 use super::{Health, Settings, SetupError, login::Login};
-use crate::metrics::WorkerId;
 
 /// Interval at which a healthy cluster or the sentinels are queried.
-pub(crate) const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
+pub const REFRESH_INTERVAL: Duration = Duration::from_secs(2);
 /// Minimum interval between two queries when a refresh is requested.
 const MIN_REFRESH_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -220,7 +220,7 @@ pub(super) async fn back_off(failures: u32) {
 }
 
 /// Parses the address of a store, for a fuzz target.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub(super) fn read_address(url: &str, settings: &Settings) {
     if let Ok(Address { source, view, .. }) = address::parse(url, settings) {
         assert_eq!(view.servers.is_empty(), !matches!(source, Source::Fixed), "{url}");

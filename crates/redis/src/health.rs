@@ -8,9 +8,9 @@ use std::{
 };
 
 use redis::RedisError;
+use sluicegate_metrics::{Counter, Instrument, Label, LogThrottle, Meter, WorkerId, observe_counter};
 
 use super::failure::Failure;
-use crate::metrics::{Counter, Instrument, Label, LogThrottle, Meter, WorkerId, observe_counter};
 
 /// Minimum time between two log messages about outages of one server.
 const MIN_LOG_INTERVAL: Duration = Duration::from_secs(10);

@@ -14,7 +14,7 @@ use super::{
     address::Source,
     slots::{self, SlotMap},
 };
-use crate::store::redis::{failure::Failure, tls_mismatch::TlsMismatch};
+use crate::{failure::Failure, tls_mismatch::TlsMismatch};
 
 /// Maximum number of servers that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 5;
@@ -210,8 +210,8 @@ fn config_epoch(reply: &Value) -> u64 {
 }
 
 /// Parses a reply as the answer to each query, for a fuzz target.
-#[cfg(any(test, fuzzing))]
-pub(in crate::store::redis) fn read_any(reply: &Value) {
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn read_any(reply: &Value) {
     if let Some(map) = slots::parse(reply, "127.0.0.1") {
         let masters = map.masters.len();
         assert!(map.owners.iter().all(|owner| *owner == slots::UNASSIGNED || usize::from(*owner) < masters));
@@ -227,7 +227,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::store::redis::{Settings, topology::address};
+    use crate::{Settings, topology::address};
 
     /// Starts a fake cluster node with one master and this epoch, and returns its port.
     fn start_node(epoch: u64, delay: Duration) -> u16 {

@@ -16,24 +16,29 @@
 
 mod activity;
 mod batch;
-#[cfg(test)]
-pub(crate) mod controlled;
+#[cfg(any(test, feature = "testing"))]
+pub mod controlled;
 mod failure;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod health;
 mod login;
+mod metrics;
 mod multi_node;
 mod node;
 mod overrides;
 mod pool;
 mod program;
+mod redact;
 mod response_batching;
 mod settings;
 mod tls_mismatch;
 pub mod topology;
 
+pub use activity::ActivityReports;
 pub use health::Health;
+pub use metrics::Metrics;
+pub use redact::redact;
 pub use settings::{RingNode, SentinelSettings, Settings, TlsSettings};
 
 use std::{
@@ -42,10 +47,11 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::join_all};
+use sluicegate_algorithm::Micros;
+use sluicegate_metrics::WorkerId;
+use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcomes, StoreError};
 
 use self::{pool::Pool, program::Program, topology::Topology};
-use super::{Charge, Counter, CounterStore, Hit, Metrics, StepOutcomes, StoreError};
-use crate::{algorithm::Micros, metrics::WorkerId};
 
 /// The clock that steps use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,7 +103,7 @@ impl Shared {
     fn new(url: &str, settings: &Settings, time: Time, metrics: &Metrics) -> Result<Arc<Self>, SetupError> {
         let topology = Arc::new(Topology::new(url, settings)?);
         let (settings, program) = (settings.clone(), Program::new(settings, time));
-        Ok(Arc::new(Self { settings, program, topology, health: Arc::clone(metrics.redis()) }))
+        Ok(Arc::new(Self { settings, program, topology, health: Arc::clone(metrics.health()) }))
     }
 }
 
@@ -176,27 +182,32 @@ impl Redis {
     /// Returns the name of each server and whether every worker is connected to it.
     #[must_use]
     pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
-        self.metrics.redis().servers()
+        self.metrics.health().servers()
     }
 
-    pub(super) fn key_prefix(&self) -> &str {
+    /// Returns the prefix of all keys.
+    #[must_use]
+    pub fn key_prefix(&self) -> &str {
         self.main.key_prefix()
     }
 
     /// Returns the name of the server that has a counter, if it is known.
-    pub(super) fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
+    #[must_use]
+    pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
         let target = self.pool_of(per_second).target(key)?;
         Some(Arc::clone(target.batcher.node().name()))
     }
 
     /// Returns the hash slot of a counter, if the topology is a cluster.
-    pub(super) fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
+    #[must_use]
+    pub fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
         let pool = self.pool_of(per_second);
         pool.is_cluster().then(|| pool.slot(key))
     }
 
     /// Returns the name of the topology of the main servers.
-    pub(super) fn topology(&self) -> &'static str {
+    #[must_use]
+    pub fn topology(&self) -> &'static str {
         self.main.topology()
     }
 

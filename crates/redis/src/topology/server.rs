@@ -7,16 +7,16 @@ use redis::{
     aio::MultiplexedConnection, io::AsyncDNSResolver,
 };
 
-use crate::store::redis::login::{Login, Secret, split};
+use crate::login::{Login, Secret, split};
 
 /// Maximum number of calls that wait to be written to the connection.
 const MAX_QUEUED_CALLS: usize = 8_192;
 
 /// A server and how to connect to it.
 #[derive(Clone)]
-pub(in crate::store::redis) struct Server {
+pub(crate) struct Server {
     /// Unique name: the address, or in a ring the configured name.
-    pub(in crate::store::redis) name: Arc<str>,
+    pub(crate) name: Arc<str>,
     /// The address, with credentials unless there is a `login`.
     pub(super) info: ConnectionInfo,
     /// Credentials that change.
@@ -26,15 +26,15 @@ pub(in crate::store::redis) struct Server {
 }
 
 /// A new connection, which is logged in.
-pub(in crate::store::redis) struct Connected {
-    pub(in crate::store::redis) connection: MultiplexedConnection,
+pub(crate) struct Connected {
+    pub(crate) connection: MultiplexedConnection,
     /// The credentials that were used, if they can change.
-    pub(in crate::store::redis) secret: Option<Secret>,
+    pub(crate) secret: Option<Secret>,
 }
 
 impl Server {
     /// Connects without a deadline, which the caller sets.
-    pub(in crate::store::redis) async fn connect(&self) -> RedisResult<Connected> {
+    pub(crate) async fn connect(&self) -> RedisResult<Connected> {
         let mut info = self.info.clone();
         let secret = match &self.login {
             Some(login) => login.secret().await,
@@ -65,7 +65,7 @@ impl Server {
     }
 
     /// Returns the command that logs in with other credentials, and these, if they have changed since `previous`.
-    pub(in crate::store::redis) fn login_command(&self, previous: &Secret) -> Option<(redis::Cmd, Secret)> {
+    pub(crate) fn login_command(&self, previous: &Secret) -> Option<(redis::Cmd, Secret)> {
         let secret = self.login.as_ref()?.changed_since(previous)?;
         let (user, password) = split(&secret, self.info.redis_settings());
         let mut command = redis::cmd("AUTH");
@@ -77,14 +77,14 @@ impl Server {
     }
 
     /// Requests that the credentials are read again soon, because the server has rejected them.
-    pub(in crate::store::redis) fn report_rejected_login(&self) {
+    pub(crate) fn report_rejected_login(&self) {
         if let Some(login) = &self.login {
             login.report_rejection();
         }
     }
 
     /// Returns the host or the path in the address.
-    pub(in crate::store::redis) fn addr(&self) -> &ConnectionAddr {
+    pub(crate) fn addr(&self) -> &ConnectionAddr {
         self.info.addr()
     }
 }

@@ -12,7 +12,7 @@ use super::{
     super::{Settings, SetupError, login::Login, settings::TlsSettings},
     Placement, Ring, Server, View,
 };
-use crate::store::redact;
+use crate::redact;
 
 /// The parsed address of a store.
 pub(super) struct Address {
@@ -320,7 +320,7 @@ fn certificates(tls: &TlsSettings) -> Result<Option<TlsCertificates>, SetupError
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::redis::settings::{RingNode, SentinelSettings};
+    use crate::settings::{RingNode, SentinelSettings};
 
     fn names(servers: &[Server]) -> Vec<&str> {
         servers.iter().map(|server| &*server.name).collect()

@@ -2,9 +2,18 @@
 //! somebody reads it.
 
 use redis::{Value, from_redis_value};
+use sluicegate_store::StoreError;
 
 use super::Redis;
-use crate::store::{ActivityReports, StoreError};
+
+/// The reports of instances about their activity.
+#[derive(Clone, Debug, Default)]
+pub struct ActivityReports {
+    /// Whether any instance reads reports at the moment.
+    pub is_read: bool,
+    /// The report of each instance, by its name. Empty unless the caller reads them.
+    pub reports: Vec<(String, Vec<u8>)>,
+}
 
 /// Stores a report and returns all reports.
 ///

@@ -3,8 +3,7 @@
 use std::{error::Error, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-
-use crate::store::StoreError;
+use sluicegate_store::StoreError;
 
 /// Kind of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,12 +9,14 @@
 //! after one round trip, other callers can see too few remaining hits, but never too many. The parts run in a separate
 //! task, so that a caller that disconnects has no effect.
 
+use std::sync::Arc;
+
 use futures_util::future::join_all;
+use sluicegate_algorithm::{Action, Micros};
 use sluicegate_deadline::within;
+use sluicegate_store::{Charge, Counter, Hit, StepOutcome, StepOutcomes, StoreError};
 use smallvec::SmallVec;
 use tokio::sync::watch;
-
-use std::sync::Arc;
 
 use super::{
     Redis,
@@ -22,10 +24,6 @@ use super::{
     node::{CallError, Redirect},
     pool::{MAX_REDIRECTS, Pool, Target},
     program::{Outcome, Step},
-};
-use crate::{
-    algorithm::{Action, Micros},
-    store::{Charge, Counter, Hit, StepOutcome, StepOutcomes, StoreError},
 };
 
 /// The outcome of one hit, or the reason why there is none.
@@ -260,7 +258,7 @@ impl Redis {
         for (index, result) in indices.into_iter().zip(self.step_each(&rollbacks, now).await) {
             match result {
                 Ok(step) => answers[index] = Ok(step),
-                Err(_) => self.metrics.redis().rollback_failed(self.worker),
+                Err(_) => self.metrics.health().rollback_failed(self.worker),
             }
         }
         answers
@@ -341,11 +339,10 @@ fn to_group_results(hits: &[Hit<&Counter>], steps: SmallVec<[Step; 1]>, at: Micr
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_algorithm::{State, fixed_window::FixedWindow};
+    use sluicegate_store::Blocks;
+
     use super::*;
-    use crate::{
-        algorithm::{State, fixed_window::FixedWindow},
-        store::Blocks,
-    };
 
     #[test]
     fn takes_of_a_denied_group_become_peeks() {

@@ -21,6 +21,8 @@ use std::{
 use arc_swap::ArcSwapOption;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use sluicegate_deadline::within;
+use sluicegate_metrics::WorkerId;
+use sluicegate_store::StoreError;
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -33,7 +35,6 @@ use super::{
     tls_mismatch::TlsMismatch,
     topology::{Connected, Server, back_off},
 };
-use crate::{metrics::WorkerId, store::StoreError};
 
 /// Interval between checks of an idle connection.
 const PING_INTERVAL: Duration = Duration::from_millis(250);
@@ -395,10 +396,7 @@ async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::{
-        Metrics,
-        redis::{Settings, Time},
-    };
+    use crate::{Metrics, Settings, Time};
 
     /// The first attempt to connect again ends the waiting also if it fails: the deadline of a call is a day here.
     #[tokio::test]
@@ -421,10 +419,10 @@ mod tests {
         let server = shared.topology.view().borrow().servers[0].clone();
         let node = Node::start(server, Arc::clone(&shared), WorkerId(0));
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!((Arc::strong_count(&node), metrics.redis().servers().len()), (2, 1));
+        assert_eq!((Arc::strong_count(&node), metrics.health().servers().len()), (2, 1));
         node.close();
         node.close();
         tokio::time::sleep(Duration::from_secs(5)).await;
-        assert_eq!((Arc::strong_count(&node), metrics.redis().servers().len()), (1, 0));
+        assert_eq!((Arc::strong_count(&node), metrics.health().servers().len()), (1, 0));
     }
 }

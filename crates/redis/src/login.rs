@@ -17,13 +17,13 @@ use std::{
 
 use redis::RedisConnectionInfo;
 use sluicegate_files::{self as files, FileVersion};
+use sluicegate_metrics::WorkerId;
 use tokio::{
     sync::{Notify, oneshot, watch},
     time::{sleep, timeout},
 };
 
 use super::{Health, Settings, SetupError, failure::Failure};
-use crate::metrics::WorkerId;
 
 /// Interval at which a file is examined for changes.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -286,7 +286,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         let error =
-            |path: &Path| Login::read(path).err().map(|error| crate::metrics::chain(&error)).unwrap_or_default();
+            |path: &Path| Login::read(path).err().map(|error| sluicegate_metrics::chain(&error)).unwrap_or_default();
         assert!(error(&path).contains("No such file"), "{}", error(&path));
         fs::write(&path, "\n").unwrap();
         assert!(error(&path).ends_with("password: the file is empty"), "{}", error(&path));

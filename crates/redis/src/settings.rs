@@ -120,7 +120,8 @@ impl Default for Settings {
 
 impl Settings {
     /// Returns a problem of the settings, or `None` if they are valid.
-    pub(crate) fn problem(&self) -> Option<&'static str> {
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
         if self.timeout.is_zero() || self.connect_timeout.is_zero() {
             return Some("redis.timeout and redis.connect_timeout must be greater than 0");
         }
@@ -150,7 +151,7 @@ impl Settings {
     pub fn masked(&self) -> Self {
         let mut masked = self.clone();
         for node in &mut masked.ring {
-            node.url = crate::store::redact(&node.url);
+            node.url = crate::redact(&node.url);
         }
         if let Some(password) = &mut masked.sentinel.password {
             "***".clone_into(password);

@@ -5,13 +5,13 @@
 //! when nodes are added or removed.
 
 use redis::{Cmd, FromRedisValue, Value, from_redis_value};
-use tokio::task::yield_now;
-
-use super::Redis;
-use crate::store::{
+use sluicegate_store::{
     StoreError,
     overrides::{Change, Cursor, MAX_CHANGES, OverrideChange, Update, Versioned, Write, WriteOutcome},
 };
+use tokio::task::yield_now;
+
+use super::Redis;
 
 const SCRIPT: &str = include_str!("overrides.lua");
 /// Number of texts that one call reads (`COUNT` of `HSCAN`).
@@ -271,7 +271,7 @@ fn parse_change(entry: &Value) -> Result<Change, StoreError> {
 }
 
 /// Parses a reply as the answer to each command, for a fuzz target.
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub(super) fn read_any(reply: &Value) {
     let _ = (parse_cursor(reply), parse_changes(reply));
     if let Ok((_, [changes, ..])) = split(reply) {
