@@ -3,7 +3,7 @@
 use std::io;
 
 use crate::{
-    service::source::LoadError,
+    rules::source::LoadError,
     store::{overrides::JournalError, redis::SetupError},
     telemetry::TelemetryError,
     transport::{admin::AdminServerError, cluster::ClusterError, grpc::ServerError, http, xds::XdsError},

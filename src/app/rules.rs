@@ -11,11 +11,11 @@ use super::{
 use crate::{
     engine::Resources,
     metrics::Meter,
-    rules::{Options, SourceFile},
-    service::{
-        reload::Reloader,
+    rules::{
+        Options, SourceFile,
         source::{FileFilter, Source},
     },
+    service::reload::Reloader,
     settings::Settings,
     transport::xds,
 };

@@ -14,8 +14,8 @@ use super::{
     report,
 };
 use crate::{
+    rules::source::{Contents, LoadError, Source},
     rules::{Lookup, Options, RuleSet, Severity},
-    service::source::{Contents, LoadError, Source},
 };
 
 const EXAMPLES: &str = "Examples:

@@ -10,8 +10,8 @@ use sluicegate_placement::Ring;
 use super::entries::Entity;
 use crate::{
     app, engine,
-    rules::Options,
-    service::{read_hash_key, source::LoadError},
+    rules::{Options, source::LoadError},
+    service::read_hash_key,
     settings::{Flags, Settings},
     store::redis::topology::{self, KeyLocation},
 };

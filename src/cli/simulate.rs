@@ -16,8 +16,8 @@ use serde_json::json;
 
 use crate::{
     replay::{Hits, Replay, RuleHits, Suggestions, page},
+    rules::source::{LoadError, Source},
     rules::{self, Options, RuleSet},
-    service::source::{LoadError, Source},
     traffic::{
         self, Reader,
         access_log::{LineError, Mapping, SkippedLines},

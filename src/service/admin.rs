@@ -265,8 +265,8 @@ pub(super) mod tests {
     use crate::{
         engine::{Descriptor, Request, Statistics, StatisticsSettings},
         metrics::WorkerId,
-        rules::{Options, SourceFile},
-        service::{activity, check, overrides, source::Source},
+        rules::{Options, SourceFile, source::Source},
+        service::{activity, check, overrides},
         store::{
             self, AnyStore, Local, Memory, local, memory,
             overrides::{Journal, OverrideStore},

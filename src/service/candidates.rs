@@ -20,7 +20,6 @@ use super::{
         rule_sets::{DIRECTORY, MAX_RULE_SET_BYTES, digest_in, digest_of, parse_candidate},
     },
     reload::Reloader,
-    source::{FileFilter, Fingerprint, LoadError, Source, fingerprint},
 };
 use crate::{
     debounce::Debounce,
@@ -29,7 +28,10 @@ use crate::{
         overrides::{RuleSetSlot, Target},
     },
     metrics::Meter,
-    rules::{self, Diagnostic, SourceFile},
+    rules::{
+        self, Diagnostic, SourceFile,
+        source::{FileFilter, Fingerprint, LoadError, Source, fingerprint},
+    },
     store::overrides::OverrideStoreError,
 };
 

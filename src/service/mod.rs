@@ -2,7 +2,6 @@
 //!
 //! - [`check`] decides a request.
 //! - [`reload`] loads the rules and follows their source.
-//! - [`source`] reads rule files.
 //! - [`overrides`] synchronises the operators' overrides with the store.
 //! - [`candidates`] evaluates, promotes and rolls back rule sets.
 //! - [`admin`] performs the operators' actions on counters and overrides.
@@ -17,8 +16,8 @@ pub mod activity;
 pub mod admin;
 pub mod candidates;
 pub mod check;
-mod clock;
 mod compile_thread;
+mod compressed_files;
 mod hash_key;
 pub mod overrides;
 pub mod quotas;
@@ -27,13 +26,12 @@ pub mod reload;
 pub mod resources;
 pub mod search;
 pub mod simulation;
-pub mod source;
 
+pub use crate::engine::Clock;
 pub use activity::Activity;
 pub use admin::Admin;
 pub use candidates::Candidates;
 pub use check::{Check, CheckError};
-pub use clock::Clock;
 pub use compile_thread::run_on_compile_thread;
 pub use hash_key::read_hash_key;
 pub use overrides::OverrideSync;

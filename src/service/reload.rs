@@ -15,17 +15,16 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::sync::watch;
 
-use super::{
-    Clock,
-    compile_thread::run_on_compile_thread,
-    source::{CompressedFiles, Contents, Fingerprint, LoadError, Source, fingerprint},
-};
+use super::{Clock, compile_thread::run_on_compile_thread, compressed_files::CompressedFiles};
 use crate::{
     algorithm::Micros,
     debounce::Debounce,
     engine::{Candidate, Overrides, Resources, Snapshot, Statistics},
     metrics::{Counter, Meter, Totals, WorkerId, observe_counter, observe_gauge},
-    rules::{self, Diagnostic, Options, RuleSet, SourceFile},
+    rules::{
+        self, Diagnostic, Options, RuleSet, SourceFile,
+        source::{Contents, Fingerprint, LoadError, Source, fingerprint},
+    },
 };
 
 /// Interval between two polls of the directory.

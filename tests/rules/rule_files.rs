@@ -754,7 +754,7 @@ fn limits_that_are_not_exchanged_with_peers_have_a_warning() {
 fn the_rule_files_in_deploy_have_no_warnings() {
     for folder in ["deploy/examples", "deploy/envoy/rules"] {
         let path = crate::support::repository(folder);
-        let source = sluicegate::service::source::Source::directory(path);
+        let source = sluicegate::rules::source::Source::directory(path);
         let (_, warnings) = compile(&source.read().unwrap(), Options::default()).unwrap();
         assert_eq!(warnings, []);
     }

@@ -14,8 +14,8 @@ use sluicegate::{
     algorithm::Micros,
     engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
     metrics::WorkerId,
-    rules::{Entry, Limit, Measure, Options, SourceFile, Unit},
-    service::{Check, Clock, check, reload::Reloader, source::Source},
+    rules::{Entry, Limit, Measure, Options, SourceFile, Unit, source::Source},
+    service::{Check, Clock, check, reload::Reloader},
     store::{AnyStore, Memory, memory},
 };
 

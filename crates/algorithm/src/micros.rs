@@ -1,6 +1,9 @@
 //! [`Micros`]: the unit of time of every algorithm, exact in Rust and in Lua's doubles until 2255.
 
-use std::ops::{Add, Rem, Sub};
+use std::{
+    ops::{Add, Rem, Sub},
+    time::Duration,
+};
 
 /// Whole microseconds: an instant since the Unix epoch, or a duration. Arithmetic saturates.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -26,6 +29,12 @@ impl Micros {
     #[must_use]
     pub const fn get(self) -> u64 {
         self.0
+    }
+
+    /// Returns the duration.
+    #[must_use]
+    pub const fn duration(self) -> Duration {
+        Duration::from_micros(self.0)
     }
 
     /// Returns whole seconds, rounded up, as reported to callers that must wait.

@@ -5,15 +5,18 @@
 
 mod applied_limit;
 mod candidate;
+mod clock;
 mod decide;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+pub mod headers;
 mod inspect;
 mod key;
 mod long_value;
 pub mod overrides;
 mod prepared;
 mod quotas;
+mod rate_limiter;
 mod resources;
 mod settings;
 mod snapshot;
@@ -24,6 +27,7 @@ mod value_hash;
 mod verdict;
 
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
+pub use clock::Clock;
 pub use decide::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};
@@ -32,9 +36,11 @@ pub use prepared::PreparedRequest;
 pub use quotas::{
     Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,
 };
+pub use rate_limiter::{Builder, RateLimiter};
 pub use resources::{Report, ReportError, Resource, Resources};
 pub use settings::Settings;
 pub use sluicegate_algorithm::{CounterPart, MAX_NUMBER, Micros, Sample, bound_hits, reports::Utilization};
+pub use sluicegate_rules::source::LoadError;
 pub use sluicegate_store::{Decider, Grant, StoreError};
 pub use snapshot::Snapshot;
 pub use statistics::{ClassTotals, HitTotals, RuleHits, RuleTotals, Statistics, StatisticsSettings};
@@ -100,6 +106,14 @@ pub struct Descriptor<'a> {
     pub refund: bool,
     /// A limit supplied by the request. Boxed, as it is rare and a request is moved several times.
     pub requested_limit: Option<Box<Limit>>,
+}
+
+impl<'a> Descriptor<'a> {
+    /// Creates a descriptor that takes one hit.
+    #[must_use]
+    pub fn new(entries: SmallVec<[Entry<'a>; 3]>) -> Self {
+        Self { entries, hits: 1, refund: false, requested_limit: None }
+    }
 }
 
 /// Error returned when a request cannot be decided.

@@ -7,7 +7,7 @@ use sluicegate_rules::{Limit, Measure, Metadata};
 use sluicegate_store::{Decider, Grant};
 use smallvec::SmallVec;
 
-use super::overrides::Mode;
+use super::{Request, overrides::Mode};
 
 /// Whether a request or a descriptor is allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,6 +182,12 @@ pub struct Binding {
 }
 
 impl Verdict {
+    /// Returns the verdict of a request without limits.
+    pub(super) fn without_limits(request: &Request<'_>) -> Self {
+        let statuses = request.descriptors.iter().map(|_| Status::NO_LIMIT).collect();
+        Self { overall: Code::Ok, statuses, metadata: None }
+    }
+
     /// Returns `OverLimit` if an ordinary descriptor is denied, or if there are quota descriptors and all are denied.
     pub(super) fn overall(statuses: &[Status]) -> Code {
         let counted = || statuses.iter().filter(|status| !status.unlimited);

@@ -16,6 +16,7 @@ mod matcher;
 mod metadata;
 mod replaced;
 mod schema;
+pub mod source;
 mod spec;
 mod unreachable;
 mod wildcard;

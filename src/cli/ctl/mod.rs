@@ -20,7 +20,7 @@ use self::{
     print::Output,
 };
 use super::{entries, grpc, output::is_closed};
-use crate::{rules::SourceFile, service::source::Source};
+use crate::{rules::SourceFile, rules::source::Source};
 
 /// Poll interval of `watch` and `audit --follow`.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

@@ -39,12 +39,11 @@ use super::{
 use crate::{
     engine::{Engine, Quota, Statistics, StatisticsSettings, TopEntities},
     metrics::WorkerId,
-    rules::{Options, SourceFile},
+    rules::{Options, SourceFile, source::Source},
     service::{
         Check, Clock, Quotas, ResourceReports, check,
         quotas::{BucketAction, Settings as QuotaSettings},
         reload::Reloader,
-        source::Source,
     },
     store::{AnyStore, Memory, memory},
     telemetry::Traces,

@@ -11,12 +11,11 @@ use super::*;
 use crate::{
     algorithm::MAX_NUMBER,
     engine::{Statistics, StatisticsSettings},
-    rules::Options,
+    rules::{Options, source::Source},
     service::{
         Clock,
         overrides::{ChangeRequest, Settings},
         reload::Reloader,
-        source::Source,
     },
 };
 

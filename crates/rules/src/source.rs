@@ -1,15 +1,13 @@
 //! [`Source`]: where rules come from, and the files that it contains.
 
 use std::{
-    fs,
-    io::{self, BufReader},
+    fs, io,
     path::{Path, PathBuf},
 };
 
-use flate2::{Compression, read::DeflateDecoder, write::DeflateEncoder};
 use sluicegate_files::{self as files, FileVersion};
 
-use crate::rules::{self, Diagnostic, Location, Options, RuleSet, Severity, SourceFile};
+use crate::{Diagnostic, Location, Options, RuleSet, Severity, SourceFile};
 
 /// Maximum size of a rule file, in bytes.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -48,7 +46,7 @@ pub enum Source {
     Directory(PathBuf, FileFilter),
     /// Files that are embedded in the program.
     BuiltIn(Vec<SourceFile>),
-    /// Calls of [`Reloader::push`](super::reload::Reloader::push). There are no rules before the first call.
+    /// A control plane that pushes rules. There are no rules before it does.
     Pushed,
 }
 
@@ -156,7 +154,7 @@ impl Contents {
     /// read.
     pub fn compile(self, options: Options) -> Result<(RuleSet, Vec<Diagnostic>), Vec<Diagnostic>> {
         let has_error = self.diagnostics.iter().any(|diagnostic| diagnostic.severity == Severity::Error);
-        let (set, mut diagnostics) = match rules::compile(&self.files, options) {
+        let (set, mut diagnostics) = match crate::compile(&self.files, options) {
             Ok((set, warnings)) => (Some(set), warnings),
             Err(diagnostics) => (None, diagnostics),
         };
@@ -293,9 +291,14 @@ fn overlooked(directory: &Path) -> Vec<(PathBuf, &'static str)> {
 /// Metadata that changes whenever the files of a directory change: path, path behind symlinks, and version.
 ///
 /// The value is an error if the directory or a file cannot be read, because its removal and its return are changes, too.
-pub(super) type Fingerprint = Result<Vec<(PathBuf, Result<(PathBuf, FileVersion), io::ErrorKind>)>, io::ErrorKind>;
+pub type Fingerprint = Result<Vec<(PathBuf, Result<(PathBuf, FileVersion), io::ErrorKind>)>, io::ErrorKind>;
 
-pub(super) fn fingerprint(directory: &Path, filter: FileFilter) -> Fingerprint {
+/// Returns the metadata of the rule files in a directory.
+///
+/// # Errors
+///
+/// Returns the kind of the error with which the directory cannot be read.
+pub fn fingerprint(directory: &Path, filter: FileFilter) -> Fingerprint {
     let describe = |path: &Path| Ok((fs::canonicalize(path)?, FileVersion::new(&fs::metadata(path)?)));
     let mut all = Vec::new();
     for path in files(directory, filter).map_err(|error| error.kind())? {
@@ -303,27 +306,6 @@ pub(super) fn fingerprint(directory: &Path, filter: FileFilter) -> Fingerprint {
         all.push((path, described));
     }
     Ok(all)
-}
-
-/// Compressed copy of rule files, to compare them with new ones and to load them again. It has a tenth of their size.
-#[derive(PartialEq, Eq)]
-pub(super) struct CompressedFiles(Vec<u8>);
-
-impl CompressedFiles {
-    /// Compresses `files`. Returns `None` if that fails, which is not expected.
-    pub(super) fn new(files: &[SourceFile]) -> Option<Self> {
-        let files: Vec<_> = files.iter().map(|file| (&file.name, &file.text)).collect();
-        let mut encoder = DeflateEncoder::new(Vec::new(), Compression::fast());
-        serde_json::to_writer(&mut encoder, &files).ok()?;
-        encoder.finish().ok().map(Self)
-    }
-
-    /// Returns the decompressed files.
-    pub(super) fn files(&self) -> Option<Vec<SourceFile>> {
-        let files: Vec<(String, String)> =
-            serde_json::from_reader(BufReader::new(DeflateDecoder::new(&*self.0))).ok()?;
-        Some(files.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use crate::algorithm::Micros;
+use sluicegate_algorithm::Micros;
 
 /// A source of the current time.
 #[derive(Clone, Debug)]
