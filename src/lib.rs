@@ -82,9 +82,8 @@ pub use sluicegate_algorithm as algorithm;
 pub use sluicegate_metrics as metrics;
 
 pub mod process;
-pub mod replay;
+pub use sluicegate_simulator::{replay, traffic};
 pub mod telemetry;
-pub mod traffic;
 
 mod allocator;
 mod budget;
@@ -92,5 +91,4 @@ mod debounce;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod platform;
-mod timestamp;
 mod yaml_bounds;

@@ -1,5 +1,7 @@
 //! Serialisation of durations in settings, such as `20ms` or `1m 30s`, for `#[serde(with = "sluicegate_duration")]`.
 
+pub mod timestamp;
+
 use std::time::Duration;
 
 use schemars::{Schema, SchemaGenerator, json_schema};

@@ -5,11 +5,12 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context, bail};
 use clap::Args;
 use prost_types::Timestamp;
+use sluicegate_duration::timestamp;
 use sluicegate_placement::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{super::entries::Entity, bulk};
-use crate::{engine::TopEntities, timestamp};
+use crate::engine::TopEntities;
 
 /// Expiry of an override.
 #[derive(Debug, Args)]

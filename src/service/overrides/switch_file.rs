@@ -11,6 +11,7 @@
 
 use std::path::Path;
 
+use sluicegate_duration::timestamp;
 use sluicegate_files as files;
 
 use crate::{
@@ -19,7 +20,6 @@ use crate::{
         Override,
         overrides::{Mode, Scope, Target},
     },
-    timestamp,
 };
 
 /// Reads all switches of the file. The error names the first invalid line.

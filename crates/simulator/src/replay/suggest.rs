@@ -6,12 +6,10 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use sluicegate_rules::{Entry, Unit};
 
 use super::HASHES;
-use crate::{
-    rules::{Entry, Unit},
-    traffic::RecordedRequest,
-};
+use crate::traffic::RecordedRequest;
 
 /// The units for which limits are suggested.
 const UNITS: [Unit; 3] = [Unit::Second, Unit::Minute, Unit::Hour];
@@ -162,10 +160,10 @@ fn rounded(limit: f64) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_engine::{Descriptor, Micros, Request};
     use smallvec::smallvec;
 
     use super::*;
-    use crate::engine::{Descriptor, Micros, Request};
 
     #[test]
     fn a_limit_is_above_the_peaks_of_nearly_all_entities() {

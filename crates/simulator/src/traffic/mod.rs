@@ -7,19 +7,16 @@
 
 pub mod access_log;
 mod file;
-#[cfg(any(test, fuzzing))]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod text;
 
 pub use file::{Reader, TrafficError, Writer};
 
+use sluicegate_engine::{Code, Descriptor, Micros, Request, Verdict, bound_hits, bounded};
+use sluicegate_rules::{Entry, Limit, Measure, Unit};
 use sluicegate_wire::{self as wire, Fields, Malformed, Value};
 use smallvec::SmallVec;
-
-use crate::{
-    engine::{Code, Descriptor, Micros, Request, Verdict, bound_hits, bounded},
-    rules::{Entry, Limit, Measure, Unit},
-};
 
 /// Maximum number of descriptors and entries of a recorded request. A message of 16 MiB could have eight million, which
 /// need a hundred times their size in memory.
@@ -65,7 +62,8 @@ pub fn encode(
     message.number(2, verdict.map_or(0, |verdict| 1 + u64::from(verdict.overall == Code::Ok)));
     message.text(3, request.domain);
     for (index, descriptor) in request.descriptors.iter().enumerate() {
-        let over = verdict.and_then(|verdict| verdict.statuses.get(index)).is_some_and(crate::engine::Status::is_over);
+        let over =
+            verdict.and_then(|verdict| verdict.statuses.get(index)).is_some_and(sluicegate_engine::Status::is_over);
         message.message(4, |message| {
             for Entry { key, value } in &descriptor.entries {
                 message.message(1, |message| {
@@ -158,10 +156,10 @@ fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<(Descriptor
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
+    use sluicegate_engine::Status;
     use smallvec::smallvec;
 
     use super::*;
-    use crate::engine::Status;
 
     fn descriptor<'a>(
         entries: &'a [(String, String)],
@@ -202,7 +200,7 @@ mod tests {
             at in any::<u64>(),
             domain in ".{0,5}",
             entries in prop::collection::vec((".{0,4}", ".{0,4}"), 0..4),
-            hits in 0..=crate::engine::MAX_NUMBER,
+            hits in 0..=sluicegate_engine::MAX_NUMBER,
             refund in any::<bool>(),
             limit in prop::option::of((any::<u32>(), 0..7_usize, 1..9_u32)),
             over in any::<bool>(),

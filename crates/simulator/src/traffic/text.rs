@@ -125,7 +125,7 @@ fn read_json(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescripto
         Err(error) => return Err(TextError::Line(error)),
     }
     let request = decode(&bytes).map_err(|_| TextError::NotInLine)?.request;
-    let descriptor = |descriptor: &crate::engine::Descriptor<'_>| {
+    let descriptor = |descriptor: &sluicegate_engine::Descriptor<'_>| {
         let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
         (request.domain.to_owned(), entries.collect())
     };

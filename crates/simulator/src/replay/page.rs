@@ -158,11 +158,10 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_rules::{self as rules, Options, SourceFile};
+
     use super::*;
-    use crate::{
-        replay::Entity,
-        rules::{self, Options, SourceFile},
-    };
+    use crate::replay::Entity;
 
     const BLUE: &str = "#3478BE";
     const RED: &str = "#D2463C";

@@ -17,14 +17,14 @@ use std::{
 };
 
 use foldhash::fast::RandomState;
+use sluicegate_engine::{
+    Engine, Micros, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status, Verdict,
+};
+use sluicegate_rules::{Entry, RuleSet};
+use sluicegate_store::{Memory, memory};
 use smallvec::SmallVec;
 
-use crate::{
-    engine::{Engine, Micros, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status, Verdict},
-    rules::{Entry, RuleSet},
-    store::{Memory, memory},
-    traffic::RecordedRequest,
-};
+use crate::traffic::RecordedRequest;
 
 /// Numbers of hits by their decision under the rules and under the baseline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -259,13 +259,11 @@ fn name(entries: &[Entry<'_>]) -> Box<str> {
 
 #[cfg(test)]
 mod tests {
+    use sluicegate_engine::Descriptor;
+    use sluicegate_rules::{Options, SourceFile, compile};
     use smallvec::smallvec;
 
     use super::*;
-    use crate::{
-        engine::Descriptor,
-        rules::{Options, SourceFile, compile},
-    };
 
     /// A peek and a requested limit are no hits of a rule.
     #[test]
@@ -283,7 +281,7 @@ mod tests {
         };
         assert!(has_match("user", 1, None) && has_match("user", 0, None));
         assert!(!has_match("path", 1, None));
-        let limit = crate::rules::CustomLimit::read("5/hour", Options::default()).unwrap().limit;
+        let limit = sluicegate_rules::CustomLimit::read("5/hour", Options::default()).unwrap().limit;
         assert!(has_match("path", 1, Some(Box::new(limit))));
     }
 

@@ -1,6 +1,6 @@
 //! [`Series`]: allowed and denied hits over time, in steps that become longer with the time covered.
 
-use crate::engine::Micros;
+use sluicegate_engine::Micros;
 
 /// Maximum number of steps. When it is reached, adjacent steps are merged.
 const MAX_STEPS: usize = 600;

@@ -16,13 +16,11 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
+use sluicegate_duration::timestamp;
+use sluicegate_engine::{Descriptor, Micros, Request, bound_hits};
+use sluicegate_rules::{self as rules, Entry, SmallYamlError};
 
 use super::encode;
-use crate::{
-    engine::{Descriptor, Micros, Request, bound_hits},
-    rules::{self, Entry, SmallYamlError},
-    timestamp,
-};
 
 /// Maximum size of a mapping in bytes.
 const MAX_MAPPING_BYTES: usize = 64 * 1024;
@@ -410,7 +408,7 @@ descriptors:
             ("descriptors:\n", &format!("descriptors:\n{}", "- ".repeat(10_000)), "nesting is deeper"),
         ] {
             let error = Mapping::read(&MAPPING.replace(from, to)).unwrap_err();
-            assert!(crate::metrics::chain(&error).contains(expected), "{error:?}");
+            assert!(sluicegate_metrics::chain(&error).contains(expected), "{error:?}");
         }
     }
 }

@@ -9,7 +9,7 @@ const SECONDS_LENGTH: usize = 19;
 ///
 /// The offset can be written without its colon or its minutes. A time without an offset is in UTC. Returns `None` if the
 /// text is not a time, or if the time is before 1970.
-pub(crate) fn parse(text: &str) -> Option<SystemTime> {
+pub fn parse(text: &str) -> Option<SystemTime> {
     let text = text.trim().to_ascii_uppercase();
     let fraction_and_offset = text.get(SECONDS_LENGTH..)?;
     let Some(sign) = fraction_and_offset.find(['+', '-']) else {
