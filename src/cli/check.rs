@@ -8,11 +8,10 @@ use std::{
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
+use sluicegate_ctl::entries::{Entity, printed};
+use sluicegate_ctl::println;
 
-use super::{
-    entries::{Entity, printed},
-    report,
-};
+use super::report;
 use crate::{
     rules::source::{Contents, LoadError, Source},
     rules::{Lookup, Options, RuleSet, Severity},

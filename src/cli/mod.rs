@@ -1,17 +1,9 @@
 //! The command line: `serve` (the default), `check`, `shard`, `simulate`, `request`, `ctl`, `health`, `migrate`,
 //! `schema`, `man` and `completions`.
 
-// Its macros replace those of the standard library in the other modules.
-#[macro_use]
-mod output;
-
 mod check;
-mod ctl;
-mod entries;
-mod grpc;
 mod health;
 mod report;
-mod request;
 mod shard;
 mod simulate;
 #[cfg(test)]
@@ -27,6 +19,7 @@ use std::{
 
 use anyhow::Context;
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueEnum};
+use sluicegate_ctl::{ctl, output, print, println, request};
 
 use crate::{
     allocator, app, rules,

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, bail};
 use clap::Args;
-
+use sluicegate_ctl::entries::Entity;
+use sluicegate_ctl::println;
 use sluicegate_placement::Ring;
 
-use super::entries::Entity;
 use crate::{
     app, engine,
     rules::{Options, source::LoadError},

@@ -13,6 +13,7 @@ use std::{
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
+use sluicegate_ctl::{eprint, eprintln, println};
 
 use crate::{
     replay::{Hits, Replay, RuleHits, Suggestions, page},

@@ -1,13 +1,13 @@
 //! Names of domains and rules on the command line, in every spelling that the program prints.
 
 use anyhow::bail;
+use sluicegate_engine::overrides::UnknownName;
 use sluicegate_proto::sluicegate::admin::v1::{self as api, scope::Scope as ScopeMessage};
 
 use super::{
     client::Client,
     parse::{self, escaped},
 };
-use crate::engine::overrides::UnknownName;
 
 /// Returns an error if the rules in force do not have the domain or the rule of a filter, which are empty if there is
 /// none.

@@ -1,7 +1,7 @@
 //! Output of the commands. A reader such as `head` can close the pipe early; the command then ends quietly.
 //!
-//! The macros of the standard library panic in this case. Those in this module have the same names, are visible in the
-//! whole command line, and discard the rest of the output.
+//! The macros of the standard library panic in this case. Those in this module have the same names, and
+//! discard the rest of the output.
 
 use std::{
     fmt,
@@ -12,36 +12,44 @@ use std::{
 /// The first error of standard output. After it, output is discarded.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
+/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+#[macro_export]
 macro_rules! print {
-    ($($argument:tt)*) => { $crate::cli::output::write(format_args!($($argument)*)) };
+    ($($argument:tt)*) => { $crate::output::write(format_args!($($argument)*)) };
 }
 
+/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+#[macro_export]
 macro_rules! println {
-    () => { $crate::cli::output::write(format_args!("\n")) };
-    ($($argument:tt)*) => { $crate::cli::output::write(format_args!("{}\n", format_args!($($argument)*))) };
+    () => { $crate::output::write(format_args!("\n")) };
+    ($($argument:tt)*) => { $crate::output::write(format_args!("{}\n", format_args!($($argument)*))) };
 }
 
+/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+#[macro_export]
 macro_rules! eprint {
-    ($($argument:tt)*) => { $crate::cli::output::write_error(format_args!($($argument)*)) };
+    ($($argument:tt)*) => { $crate::output::write_error(format_args!($($argument)*)) };
 }
 
+/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+#[macro_export]
 macro_rules! eprintln {
-    () => { $crate::cli::output::write_error(format_args!("\n")) };
-    ($($argument:tt)*) => { $crate::cli::output::write_error(format_args!("{}\n", format_args!($($argument)*))) };
+    () => { $crate::output::write_error(format_args!("\n")) };
+    ($($argument:tt)*) => { $crate::output::write_error(format_args!("{}\n", format_args!($($argument)*))) };
 }
 
 /// Writes a text to standard output, unless an earlier one could not be written.
-pub(super) fn write(text: fmt::Arguments<'_>) {
+pub fn write(text: fmt::Arguments<'_>) {
     record(|| io::stdout().write_fmt(text));
 }
 
 /// Writes a text to standard error. There is no place to report that this has failed.
-pub(super) fn write_error(text: fmt::Arguments<'_>) {
+pub fn write_error(text: fmt::Arguments<'_>) {
     let _ = io::stderr().write_fmt(text);
 }
 
 /// Returns whether output is discarded, so that a command that prints for ever can end.
-pub(super) fn is_closed() -> bool {
+pub fn is_closed() -> bool {
     FAILURE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
 }
 
@@ -50,7 +58,7 @@ pub(super) fn is_closed() -> bool {
 /// # Errors
 ///
 /// Returns the first error of standard output, except that its reader has closed the pipe, which is not a failure.
-pub(super) fn finish() -> io::Result<()> {
+pub fn finish() -> io::Result<()> {
     record(|| io::stdout().flush());
     match FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),

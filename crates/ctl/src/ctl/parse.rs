@@ -6,11 +6,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use prost_types::Timestamp;
 use sluicegate_duration::timestamp;
+use sluicegate_engine::TopEntities;
 use sluicegate_placement::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{super::entries::Entity, bulk};
-use crate::engine::TopEntities;
 
 /// Expiry of an override.
 #[derive(Debug, Args)]

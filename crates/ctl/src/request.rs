@@ -16,13 +16,13 @@ use sluicegate_proto::envoy::{
     },
     r#type::v3::RateLimitUnit,
 };
+use sluicegate_rules::{Allowance, CustomLimit, Measure, Options, Unit};
 use tonic::Status;
 
 use super::{
     entries::Entity,
     grpc::{self, Tls},
 };
-use crate::rules::{Allowance, CustomLimit, Measure, Options, Unit};
 
 const EXAMPLES: &str = "Examples:
   sluicegate request shop user=bob
@@ -44,12 +44,13 @@ const NOT_LISTENING: &str = "nothing listens at this address; the gRPC port of a
 /// The argument that begins another descriptor.
 const SEPARATOR: &str = "+";
 
+#[expect(missing_docs, reason = "clap would print a comment as the help")]
 #[derive(Debug, Args)]
 #[command(
     after_help = EXAMPLES,
     override_usage = "sluicegate request [OPTIONS] <DOMAIN> <KEY=VALUE>... [+ <KEY=VALUE>...]..."
 )]
-pub(super) struct RequestArgs {
+pub struct RequestArgs {
     /// Domain of the request; or with its descriptor as `ctl top` prints it, such as 'shop|user=bob'
     domain: String,
     /// Entries of the descriptor; after a + the entries of another descriptor
@@ -72,7 +73,7 @@ pub(super) struct RequestArgs {
 }
 
 /// Sends the request and prints the response. The exit code is 0 only if the request is allowed.
-pub(super) fn run(args: &RequestArgs) -> ExitCode {
+pub fn run(args: &RequestArgs) -> ExitCode {
     match send_and_print(args) {
         Ok(Code::OverLimit) => ExitCode::from(DENIED),
         Ok(Code::Ok | Code::Unknown) => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use sluicegate_engine::overrides::{Scope, Target};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
@@ -13,7 +14,6 @@ use super::{
     client::{Client, is_retryable},
     open, parse,
 };
-use crate::engine::overrides::{Scope, Target};
 
 /// Number of overrides that are set by one call.
 const OVERRIDES_PER_CALL: usize = 100;

@@ -1,15 +1,16 @@
 //! [`Entity`]: a domain and entries on the command line, in every spelling that the program prints.
 
 use anyhow::{Context, bail};
-
-use crate::{engine::overrides::Target, rules};
+use sluicegate_engine::overrides::Target;
+use sluicegate_rules as rules;
 
 /// A domain and the entries of a descriptor.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Entity {
-    pub(super) domain: String,
+pub struct Entity {
+    /// The domain.
+    pub domain: String,
     /// Keys and values.
-    pub(super) entries: Vec<(String, String)>,
+    pub entries: Vec<(String, String)>,
 }
 
 impl Entity {
@@ -21,7 +22,7 @@ impl Entity {
     /// # Errors
     ///
     /// Returns an error if there are no entries, or one of them has no `=`.
-    pub(super) fn read(domain: &str, pairs: &[String]) -> anyhow::Result<Self> {
+    pub fn read(domain: &str, pairs: &[String]) -> anyhow::Result<Self> {
         if pairs.is_empty() {
             return printed(domain).with_context(|| {
                 format!("{domain:?} has no entries: add KEY=VALUE, or write DOMAIN|KEY=VALUE in quotes")
@@ -35,13 +36,17 @@ impl Entity {
     }
 
     /// Returns the entries as the rules match them.
-    pub(super) fn entries(&self) -> Vec<rules::Entry<'_>> {
+    pub fn entries(&self) -> Vec<rules::Entry<'_>> {
         self.entries.iter().map(|(key, value)| rules::Entry { key, value }).collect()
     }
 }
 
 /// Splits `KEY=VALUE`.
-pub(super) fn key_and_value(entry: &str) -> anyhow::Result<(String, String)> {
+///
+/// # Errors
+///
+/// Returns an error if there is no `=`.
+pub fn key_and_value(entry: &str) -> anyhow::Result<(String, String)> {
     let Some((key, value)) = entry.split_once('=') else {
         bail!("{entry:?} is not KEY=VALUE");
     };
@@ -50,7 +55,7 @@ pub(super) fn key_and_value(entry: &str) -> anyhow::Result<(String, String)> {
 
 /// Reads a descriptor in the form in which it is printed, in which `|`, `=` and `%` of names are percent-encoded.
 /// Returns `None` for a text without entries.
-pub(super) fn printed(text: &str) -> Option<Entity> {
+pub fn printed(text: &str) -> Option<Entity> {
     let descriptor = match text.split_once('|') {
         // A domain can have the name of a kind of override, and then its entries follow.
         Some(("limit" | "plan", rest)) if !rest.split('|').next()?.contains('=') => rest,

@@ -12,7 +12,9 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use anyhow::{Context, bail};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
-pub(super) use self::args::CtlArgs;
+pub use self::args::CtlArgs;
+use sluicegate_rules::{SourceFile, source::Source};
+
 use self::{
     args::{Candidate, ClearSwitch, Command, Limit, Plan, Reason, SetSwitch, Switch, Top},
     client::Client,
@@ -20,12 +22,16 @@ use self::{
     print::Output,
 };
 use super::{entries, grpc, output::is_closed};
-use crate::{rules::SourceFile, rules::source::Source};
 
 /// Poll interval of `watch` and `audit --follow`.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-pub(super) fn run(args: CtlArgs) -> anyhow::Result<ExitCode> {
+/// Runs the command.
+///
+/// # Errors
+///
+/// Returns an error if the service cannot be reached or rejects a call.
+pub fn run(args: CtlArgs) -> anyhow::Result<ExitCode> {
     grpc::block_on(async {
         let client = Client::new(&args.connection).await?;
         let output = Output { json: args.json };

@@ -45,9 +45,10 @@ const CLEAR_EXAMPLES: &str = "Examples:
   sluicegate ctl switch clear rule shop per_user
   sluicegate ctl switch clear everything --here";
 
+#[expect(missing_docs, reason = "clap would print a comment as the help")]
 #[derive(Debug, Args)]
 #[command(after_help = EXAMPLES)]
-pub(in crate::cli) struct CtlArgs {
+pub struct CtlArgs {
     #[command(flatten)]
     pub(super) connection: Connection,
     /// Print responses as JSON, one per line
