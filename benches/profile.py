@@ -46,7 +46,7 @@ PARTS = [
     ("dispatch", r"src/transport"),
     ("match rules, build keys", r"src/(rules|engine)/|common/src/text"),
     ("statistics", r"src/(metrics|telemetry|traffic)/"),
-    ("algorithm", r"src/algorithm/"),
+    ("algorithm", r"crates/algorithm/src/"),
     ("store", r"src/(store|service|app)/|common/src|/(sha2|digest|foldhash)-\d"),
     ("allocator (mimalloc)", r"mimalloc|\bmi_|_mi_"),
     ("copies (memcpy, memmove)", r"mem(cpy|move|set|cmp)"),

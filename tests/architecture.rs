@@ -1,75 +1,74 @@
-//! The order of layers, checked against the `use` lines. docs/design/architecture.md has the same table.
+//! What the compiler cannot check about the structure: which dependencies a crate may not get, directly or through another
+//! crate, and the order of the service's modules. docs/design/architecture.md has the same tables.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, process::Command};
 
-use super::support::rust_sources;
+use super::support::{repository, rust_sources};
 
-/// The modules that each module of `src/` may use.
-const MAY_USE: &[(&str, &[&str])] = &[
-    ("main", &["cli"]),
-    ("cli", &["app", "engine", "replay", "rules", "service", "settings", "store", "traffic"]),
-    ("app", &["engine", "metrics", "rules", "service", "settings", "store", "telemetry", "transport"]),
-    ("settings", &["engine", "service", "store", "telemetry", "transport"]),
-    ("transport", &["algorithm", "engine", "metrics", "replay", "rules", "service", "store", "telemetry", "traffic"]),
-    ("replay", &["engine", "metrics", "rules", "store", "traffic"]),
-    ("service", &["algorithm", "engine", "metrics", "replay", "rules", "store", "traffic"]),
-    ("traffic", &["engine", "rules"]),
-    ("engine", &["algorithm", "metrics", "rules", "store"]),
-    ("rules", &["algorithm"]),
-    ("store", &["algorithm", "metrics"]),
-    ("telemetry", &["metrics"]),
-    ("metrics", &[]),
-    ("algorithm", &[]),
-    ("model_checker", &[]),
-    ("test_log", &[]),
-    (
-        "fuzz",
-        &["algorithm", "app", "engine", "rules", "service", "settings", "store", "telemetry", "traffic", "transport"],
-    ),
-    ("allocator", &[]),
-    ("budget", &["metrics"]),
-    ("duration", &[]),
-    ("errors", &[]),
-    ("files", &[]),
-    ("platform", &[]),
-    ("timestamp", &[]),
-    ("yaml_bounds", &[]),
-    ("debounce", &[]),
+/// Crates, and the crates that they may not depend on, directly or through another crate.
+const MAY_NOT_DEPEND: &[(&str, &[&str])] = &[
+    ("algorithm", &["opentelemetry", "redis", "tokio", "tonic", "tracing"]),
+    ("metrics", &["opentelemetry", "redis", "tokio", "tonic", "sluicegate-algorithm"]),
+    ("rules", &["opentelemetry", "redis", "rustls", "tokio", "tonic", "sluicegate-store"]),
+    ("store", &["opentelemetry", "redis", "rustls", "tokio", "tonic", "sluicegate-rules"]),
+    ("engine", &["opentelemetry", "redis", "rustls", "tokio", "tonic"]),
+    ("local", &["opentelemetry", "redis", "tonic", "sluicegate-engine"]),
+    ("peers", &["opentelemetry", "redis", "tonic", "sluicegate-engine"]),
+    ("redis", &["opentelemetry", "tonic", "sluicegate-engine", "sluicegate-local"]),
+    ("simulator", &["opentelemetry", "redis", "tokio", "tonic"]),
+    ("ctl", &["opentelemetry", "redis", "sluicegate", "sluicegate-local"]),
 ];
 
-/// Small modules that any module may use.
-const COMMON: [&str; 11] = [
+/// The modules that each module of the service may use.
+const MAY_USE: &[(&str, &[&str])] = &[
+    ("main", &["cli"]),
+    ("cli", &["app", "service", "settings", "store"]),
+    ("app", &["process", "service", "settings", "store", "telemetry", "transport"]),
+    ("settings", &["service", "store", "telemetry", "transport"]),
+    ("transport", &["service", "store", "telemetry"]),
+    ("service", &["store"]),
+    ("store", &[]),
+    ("telemetry", &[]),
+    ("process", &[]),
+    ("fuzz", &["app", "service", "settings", "store", "telemetry", "transport"]),
+    ("allocator", &[]),
+    ("budget", &[]),
+    ("debounce", &[]),
+    ("platform", &[]),
+    ("yaml_bounds", &[]),
+];
+
+/// Small modules, and crates of the workspace under the names of `src/lib.rs`, that any module may use.
+const FOR_ALL: [&str; 11] = [
+    "algorithm",
     "allocator",
     "budget",
     "debounce",
-    "duration",
-    "errors",
-    "files",
-    "model_checker",
+    "engine",
+    "metrics",
     "platform",
-    "test_log",
-    "timestamp",
+    "replay",
+    "rules",
+    "traffic",
     "yaml_bounds",
 ];
 
-/// Crates and the only modules that may use them. `ctl` and `request` are clients and use nothing of the service but its
-/// protocols.
+/// Crates and the only modules of the service that may use them.
 const CONFINED: &[(&str, &str)] = &[
-    ("tonic", "transport, cli/ctl, cli/grpc, cli/request, telemetry/otlp"),
-    ("prost", "transport, cli/ctl, cli/grpc, telemetry/exposition, telemetry/otlp"),
-    ("prost_types", "transport, cli/ctl, telemetry/exposition"),
-    ("opentelemetry", "telemetry"),
-    ("opentelemetry_sdk", "telemetry"),
-    ("opentelemetry_http", "telemetry/otlp"),
-    ("opentelemetry_proto", "telemetry/otlp"),
-    ("sluicegate_proto", "transport, cli/ctl, cli/grpc, cli/request"),
+    ("axum", "transport"),
+    ("clap", "cli"),
+    ("config", "settings, telemetry/mapping"),
     ("h2", "transport"),
     ("hyper", "transport"),
-    ("axum", "transport"),
-    ("redis", "store/redis"),
-    ("saphyr_parser", "rules, yaml_bounds"),
-    ("config", "settings, telemetry/mapping"),
-    ("clap", "cli"),
+    ("opentelemetry", "telemetry"),
+    ("opentelemetry_http", "telemetry/otlp"),
+    ("opentelemetry_proto", "telemetry/otlp"),
+    ("opentelemetry_sdk", "telemetry"),
+    ("prost", "transport, telemetry/exposition, telemetry/otlp"),
+    ("prost_types", "transport, telemetry/exposition"),
+    ("saphyr_parser", "yaml_bounds"),
+    ("sluicegate_proto", "transport"),
+    ("tonic", "transport, telemetry/otlp"),
 ];
 
 /// Returns the modules that follow `crate::` in the text, also those in braces.
@@ -103,7 +102,7 @@ fn used_modules(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn modules_use_only_lower_layers() {
+fn modules_of_the_service_use_only_lower_layers() {
     let allowed: BTreeMap<_, _> = MAY_USE.iter().copied().collect();
     let files = rust_sources("src");
     assert!(files.len() > 40, "{files:?}");
@@ -117,7 +116,7 @@ fn modules_use_only_lower_layers() {
         let allowed = allowed.get(module).unwrap_or_else(|| panic!("the module {module} is missing in MAY_USE"));
         for other in used_modules(text) {
             seen.insert((module.to_owned(), other.clone()));
-            let permitted = other == module || COMMON.contains(&other.as_str()) || allowed.contains(&other.as_str());
+            let permitted = other == module || FOR_ALL.contains(&other.as_str()) || allowed.contains(&other.as_str());
             assert!(permitted, "src/{name}.rs uses crate::{other}, which {module} may not use");
         }
         // `app` wires the components, so it may use any crate.
@@ -132,5 +131,40 @@ fn modules_use_only_lower_layers() {
             );
         }
     }
-    assert!(seen.contains(&("engine".into(), "store".into())), "the use of store by engine was not found: {seen:?}");
+    assert!(seen.contains(&("service".into(), "store".into())), "the use of store by service was not found: {seen:?}");
+}
+
+#[test]
+fn crates_do_not_depend_on_what_they_must_work_without() {
+    for (name, forbidden) in MAY_NOT_DEPEND {
+        let package = format!("sluicegate-{name}");
+        let mut tree = Command::new(env!("CARGO"));
+        tree.args(["tree", "--offline", "--locked", "-e", "normal", "--prefix", "none", "-f", "{p}", "-p", &package]);
+        let output = tree.current_dir(repository("")).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let dependencies: Vec<_> = text.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert!(dependencies.contains(&"smallvec") || *name == "metrics" || *name == "ctl", "{name}: {text}");
+        for other in *forbidden {
+            assert!(!dependencies.contains(other), "{package} depends on {other}: cargo tree -p {package} -i {other}");
+        }
+    }
+}
+
+/// A crate is found, understood and tested alone.
+#[test]
+fn each_crate_has_a_description_and_a_short_readme() {
+    let folders = std::fs::read_dir(repository("crates")).unwrap();
+    let names: Vec<_> = folders.map(|folder| folder.unwrap().file_name().into_string().unwrap()).collect();
+    assert!(names.len() > 15, "{names:?}");
+    for name in names {
+        let manifest = std::fs::read_to_string(repository(&format!("crates/{name}/Cargo.toml"))).unwrap();
+        let manifest: toml::Table = toml::from_str(&manifest).unwrap();
+        let package = &manifest["package"];
+        assert!(package["description"].as_str().is_some_and(|text| text.ends_with('.')), "{name}");
+        let readme = std::fs::read_to_string(repository(&format!("crates/{name}/README.md"))).unwrap();
+        assert!(readme.starts_with(&format!("# sluicegate-{name}\n")), "{name}");
+        // The engine is embedded by its README alone.
+        assert!((4..=25).contains(&readme.lines().count()) || name == "engine", "{name}");
+    }
 }

@@ -10,14 +10,14 @@ const FIXED: [&str; 6] =
 
 /// The code with hashes that are the same in each process, and why callers cannot use that against a table.
 const UNKEYED: [(&str, &str); 7] = [
-    ("src/model_checker.rs", "no part of a running service"),
+    ("crates/testing/src/model_checker.rs", "no part of a running service"),
     (
-        "src/engine/candidate/mod.rs",
+        "crates/engine/src/candidate/mod.rs",
         "instances must evaluate the same counters: the hash selects, and is stored nowhere",
     ),
     ("src/service/record.rs", "instances must record the same entities: the hash selects, and is stored nowhere"),
-    ("src/engine/applied_limit.rs", "identifies a limit that a caller requests, of 128 bits"),
-    ("src/engine/quotas/mod.rs", "recognises the counter of one bucket after a change of its rule"),
+    ("crates/engine/src/applied_limit.rs", "identifies a limit that a caller requests, of 128 bits"),
+    ("crates/engine/src/quotas/mod.rs", "recognises the counter of one bucket after a change of its rule"),
     ("crates/placement/src/ring.rs", "instances and clients must find the same server"),
     ("crates/placement/src/identity.rs", "the hash function itself"),
 ];

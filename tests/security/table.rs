@@ -128,11 +128,23 @@ const NUMBERS: &[(&str, &str, &str)] = &[
     ("src/transport/admin/auth.rs", "const MIN_TOKEN_BYTES: usize = 16;", "Tokens have at least 16 bytes"),
     ("src/transport/input.rs", "max_bytes: 64 << 20", "`input.max_bytes` (64 MiB)"),
     ("src/service/activity/mod.rs", "const MAX_VIEWERS: usize = 64;", "64 viewers"),
-    ("src/rules/yaml.rs", "const MAX_DEPTH: usize = 128;", "128 levels"),
-    ("src/rules/yaml.rs", "const MAX_COPIED_NODES: usize = 400_000;", "400,000 values"),
-    ("src/traffic/access_log.rs", "const MAX_MAPPING_BYTES: usize = 64 * 1024;", "a mapping has 64 KiB"),
-    ("src/traffic/access_log.rs", "const MAX_DESCRIPTORS: usize = 128;", "128 descriptors and 32 entries each"),
-    ("src/traffic/access_log.rs", "const MAX_ENTRIES: usize = 32;", "128 descriptors and 32 entries each"),
+    ("crates/rules/src/yaml.rs", "const MAX_DEPTH: usize = 128;", "128 levels"),
+    ("crates/rules/src/yaml.rs", "const MAX_COPIED_NODES: usize = 400_000;", "400,000 values"),
+    (
+        "crates/simulator/src/traffic/access_log.rs",
+        "const MAX_MAPPING_BYTES: usize = 64 * 1024;",
+        "a mapping has 64 KiB",
+    ),
+    (
+        "crates/simulator/src/traffic/access_log.rs",
+        "const MAX_DESCRIPTORS: usize = 128;",
+        "128 descriptors and 32 entries each",
+    ),
+    (
+        "crates/simulator/src/traffic/access_log.rs",
+        "const MAX_ENTRIES: usize = 32;",
+        "128 descriptors and 32 entries each",
+    ),
 ];
 
 /// A number cannot change in the code alone.

@@ -26,7 +26,7 @@ static POOL: LazyLock<Option<DescriptorPool>> = LazyLock::new(|| DescriptorPool:
 
 /// Files for connections to `https://` addresses.
 #[derive(Debug, Args)]
-pub struct Tls {
+pub(crate) struct Tls {
     /// PEM file with the certificate authorities to trust for https:// [default: the system's]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Connection")]
     ca: Option<PathBuf>,
@@ -40,7 +40,7 @@ pub struct Tls {
 
 impl Tls {
     /// Returns the endpoint at an address from [`address`].
-    pub fn endpoint(&self, addr: &str) -> anyhow::Result<Endpoint> {
+    pub(crate) fn endpoint(&self, addr: &str) -> anyhow::Result<Endpoint> {
         let mut endpoint =
             Endpoint::from_shared(addr.to_owned()).with_context(|| format!("{addr:?} is not a valid address"))?;
         if addr.starts_with("https:") {
@@ -66,7 +66,7 @@ fn read(read: fn(&Path) -> io::Result<Vec<u8>>, path: &Path) -> anyhow::Result<V
 }
 
 /// Returns an address with its scheme, which is `http://` if there is none.
-pub fn address(text: &str) -> anyhow::Result<String> {
+pub(crate) fn address(text: &str) -> anyhow::Result<String> {
     let text = text.trim();
     match text.split_once("://") {
         Some(("http" | "https", host)) if !host.is_empty() => Ok(text.to_owned()),
@@ -76,13 +76,13 @@ pub fn address(text: &str) -> anyhow::Result<String> {
 }
 
 /// Runs a client on a runtime of this thread.
-pub fn block_on<T>(client: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
+pub(crate) fn block_on<T>(client: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let _ = rustls::crypto::ring::default_provider().install_default();
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(client)
 }
 
 /// Returns the message of a status, with all of its causes. `if_refused` is added if nothing listens at the address.
-pub fn message(status: &Status, if_refused: &str) -> String {
+pub(crate) fn message(status: &Status, if_refused: &str) -> String {
     let mut message = status.message().to_owned();
     let mut source = Error::source(status);
     while let Some(cause) = source {
@@ -101,7 +101,7 @@ pub fn message(status: &Status, if_refused: &str) -> String {
 }
 
 /// Returns a message as proto3 JSON. `name` is its full name.
-pub fn json(name: &str, message: &impl Message) -> anyhow::Result<String> {
+pub(crate) fn json(name: &str, message: &impl Message) -> anyhow::Result<String> {
     let descriptor = POOL.as_ref().and_then(|pool| pool.get_message_by_name(name));
     let descriptor = descriptor.with_context(|| format!("no JSON representation of {name}"))?;
     let message = DynamicMessage::decode(descriptor, &message.encode_to_vec()[..])?;
