@@ -43,7 +43,7 @@ overload: ## Simulate adaptive limits and load shedding in virtual time; writes 
 	cargo bench --bench overload
 
 model: ## Search the states of the protocols that hand something out once, more deeply than the tests do (half an hour).
-	LARGE_MODELS=1 cargo test --lib ::model:: -- --nocapture
+	LARGE_MODELS=1 cargo test --workspace --lib model:: -- --nocapture
 
 SECONDS ?= 60
 fuzz: ## Run each fuzz target for a minute, or SECONDS=n (needs cargo-fuzz).

@@ -34,56 +34,46 @@
 //! 6. [`engine`] combines the decisions into a verdict. If the store failed, the rule's failure policy decides.
 //! 7. [`transport`] encodes the verdict.
 //!
-//! # Modules
+//! # Crates and modules
 //!
-//! Each module uses only modules below it. `tests/architecture.rs` checks this with the `use` lines, and
-//! `docs/design/architecture.md` contains the complete table and shows where a new feature belongs.
+//! What decides, counts and stores is in crates of its own, under `crates/`: this crate re-exports them under short names.
+//! It is the service itself. Each module uses only modules below it, which `tests/architecture.rs` checks.
+//! `docs/design/architecture.md` has the complete tables, and shows where a new feature belongs.
 //!
-//! | layer | module | contents |
+//! | layer | module or crate | contents |
 //! | --- | --- | --- |
-//! | program | [`cli`] | the command line |
+//! | program | [`cli`] | the command line; the commands that are clients are in the crate `ctl` |
 //! | | [`app`] | builds the service from its settings, runs it, and shuts it down |
 //! | | [`settings`] | all settings, from defaults, a file, environment variables and flags |
 //! | protocols | [`transport`] | gRPC, HTTP, the admin API and xDS |
 //! | use cases | [`service`] | checks, reloads, overrides, candidate rules, reports of resources, recording |
-//! | | [`replay`] | evaluates recorded requests against other rules |
-//! | | [`traffic`] | files of recorded requests |
-//! | decisions | [`engine`] | matching, hits, verdicts and statistics |
-//! | | [`rules`] | rule files and the rule sets that they are compiled into |
-//! | counters | [`store`] | counters in memory or in Redis, and decisions without a store call |
-//! | | [`algorithm`] | rate limiting algorithms |
+//! | | [`store`] | the store that the settings select, and overrides in a file |
 //! | measurement | [`telemetry`] | setup of logs, metrics and traces |
-//! | | [`metrics`] | counters and histograms for the hot path |
+//! | | [`process`] | pauses of the process, stalls of its threads |
+//! | crates | [`replay`], [`traffic`] | recorded requests, and what other rules would decide about them |
+//! | | [`engine`] | matching, hits, verdicts and statistics |
+//! | | [`rules`] | rule files and the rule sets that they are compiled into |
+//! | | [`algorithm`] | rate limiting algorithms |
+//! | | [`metrics`] | counters and histograms for hot code |
 //!
-//! Small private modules are available to all layers: `allocator` (returning freed memory), `budget` (a bound on the memory
-//! that callers hold), `debounce` (stable changes of polled values), `duration` (durations in settings), `errors`
-//! (formatting of errors), `files` (reading regular files), `platform` (what differs between operating systems), `timestamp`
-//! (times with offsets from UTC), `yaml_bounds` (nesting and aliases of YAML files) and, for tests, `model_checker` (search
-//! of every state of a protocol) and `test_log` (log messages of a test).
-
-pub mod cli;
+//! Small private modules are available to all: `allocator` (returning freed memory), `budget` (a bound on the memory that
+//! callers hold), `debounce` (stable changes of polled values), `platform` (what differs between operating systems) and
+//! `yaml_bounds` (nesting and aliases of YAML files).
 
 pub mod app;
-
+pub mod cli;
+pub mod process;
+pub mod service;
 pub mod settings;
-
+pub mod store;
+pub mod telemetry;
 pub mod transport;
 
-pub mod service;
-
-pub use sluicegate_engine as engine;
-
-pub use sluicegate_rules as rules;
-
-pub mod store;
-
 pub use sluicegate_algorithm as algorithm;
-
+pub use sluicegate_engine as engine;
 pub use sluicegate_metrics as metrics;
-
-pub mod process;
+pub use sluicegate_rules as rules;
 pub use sluicegate_simulator::{replay, traffic};
-pub mod telemetry;
 
 mod allocator;
 mod budget;
