@@ -98,7 +98,7 @@ impl EngineFactory {
 
 /// Waits a short time for the first connection to the store.
 pub(super) async fn wait_until_up(store: &AnyStore) {
-    if let AnyStore::Redis(redis) = store {
-        redis.store().wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
+    if let Some(redis) = store.redis() {
+        redis.wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
     }
 }

@@ -15,13 +15,15 @@ pub use sluicegate_store::{
     StepOutcomes, Store, StoreError, identity, memory, next_answer, only_answer, pending,
 };
 
+use std::sync::Arc;
+
 use crate::algorithm::{Micros, State};
 
 /// The store selected by the settings.
 #[derive(Clone)]
 pub enum AnyStore {
     /// Counters in this process.
-    Memory(std::sync::Arc<Memory>),
+    Memory(Arc<Memory>),
     /// Counters in Redis, on one server or several.
     Redis(Local<Redis>),
 }
@@ -36,72 +38,68 @@ impl AnyStore {
         }
     }
 
+    /// Returns the store with its local decisions if its counters are in Redis.
+    fn local(&self) -> Option<&Local<Redis>> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(local) => Some(local),
+        }
+    }
+
+    /// Returns the Redis that has the counters; `None` if they are in memory.
+    #[must_use]
+    pub fn redis(&self) -> Option<&Redis> {
+        self.local().map(Local::store)
+    }
+
     /// Returns idle leases to the store and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
-        if let Self::Redis(local) = self {
+        if let Some(local) = self.local() {
             local.sweep(now).await;
+        }
+    }
+
+    /// Returns all leases to the store and reports all hits of eventual counters. To be called at shutdown.
+    pub async fn return_all(&self, now: Micros) {
+        if let Some(local) = self.local() {
+            local.return_all(now).await;
         }
     }
 
     /// Returns the numbers of operations decided from a lease, from an eventual counter and from the deny cache.
     #[must_use]
     pub fn local_decisions(&self) -> [u64; 3] {
-        match self {
-            Self::Memory(_) => [0; 3],
-            Self::Redis(local) => local.metrics().decisions(),
-        }
+        self.local().map(|local| local.metrics().decisions()).unwrap_or_default()
     }
 
     /// Returns the prefix of all counter names in the store.
     #[must_use]
     pub fn key_prefix(&self) -> &str {
-        match self {
-            Self::Memory(_) => "",
-            Self::Redis(local) => local.store().key_prefix(),
-        }
+        self.redis().map(Redis::key_prefix).unwrap_or_default()
     }
 
     /// Returns the server of a counter. Returns `None` if the counter is in memory or its server is unknown.
     #[must_use]
-    pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<std::sync::Arc<str>> {
-        match self {
-            Self::Memory(_) => None,
-            Self::Redis(local) => local.store().server_of(key, per_second),
-        }
+    pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
+        self.redis()?.server_of(key, per_second)
     }
 
     /// Returns the hash slot of a counter in Redis Cluster; `None` in other stores.
     #[must_use]
     pub fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
-        match self {
-            Self::Memory(_) => None,
-            Self::Redis(local) => local.store().hash_slot_of(key, per_second),
-        }
+        self.redis()?.hash_slot_of(key, per_second)
     }
 
     /// Returns the name of the topology: `memory`, `server`, `sentinel`, `cluster` or `ring`.
     #[must_use]
     pub fn topology(&self) -> &'static str {
-        match self {
-            Self::Memory(_) => "memory",
-            Self::Redis(local) => local.store().topology(),
-        }
+        self.redis().map_or("memory", Redis::topology)
     }
 
     /// Returns the name of each server and whether all workers are connected to it. The list is empty in memory.
     #[must_use]
-    pub fn servers(&self) -> Vec<(std::sync::Arc<str>, bool)> {
-        match self {
-            Self::Memory(_) => Vec::new(),
-            Self::Redis(local) => local.store().servers(),
-        }
-    }
-
-    /// Returns all leases to the store and reports all hits of eventual counters. To be called at shutdown.
-    pub async fn return_all(&self, now: Micros) {
-        if let Self::Redis(local) = self {
-            local.return_all(now).await;
-        }
+    pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
+        self.redis().map(Redis::servers).unwrap_or_default()
     }
 }
 
@@ -137,8 +135,6 @@ impl Store for AnyStore {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
     use crate::{
         algorithm::{MaxHits, fixed_window::FixedWindow},

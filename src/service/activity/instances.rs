@@ -108,10 +108,7 @@ pub(super) struct Instances {
 impl Instances {
     /// Returns `None` if the counters are in memory.
     pub(super) fn new(store: &AnyStore) -> Option<Self> {
-        let AnyStore::Redis(local) = store else {
-            return None;
-        };
-        Some(Self { redis: local.store().clone(), is_read: false })
+        Some(Self { redis: store.redis()?.clone(), is_read: false })
     }
 
     /// Publishes the report of this instance if any instance reads reports, and reads those of the others if `read` is

@@ -249,7 +249,7 @@ impl Activity {
 
     fn totals(&self, at: Micros) -> Totals {
         let Sources { check_metrics, store_metrics, statistics, store, .. } = &self.sources;
-        let is_memory = matches!(store, AnyStore::Memory(_));
+        let is_memory = store.memory().is_some();
         let errors = check_metrics.errors();
         Totals {
             at,
@@ -304,7 +304,7 @@ impl Activity {
     /// Returns whether the reports of peers are needed: a viewer watches all instances, which do not share Redis.
     #[must_use]
     pub fn reads_from_peers(&self) -> bool {
-        self.is_watched_by_all() && matches!(self.sources.store, AnyStore::Memory(_))
+        self.is_watched_by_all() && self.sources.store.redis().is_none()
     }
 
     /// Offers the sum over all instances, although there is no Redis: the peers exchange reports.
@@ -315,7 +315,7 @@ impl Activity {
     /// Returns whether the sum over all instances is available.
     #[must_use]
     pub fn has_others(&self) -> bool {
-        self.has_peers.load(Relaxed) || !matches!(self.sources.store, AnyStore::Memory(_))
+        self.has_peers.load(Relaxed) || self.sources.store.redis().is_some()
     }
 
     /// Returns the reports of the other instances, if they are wanted.

@@ -30,9 +30,9 @@ impl OverrideStore {
     /// Returns the Redis of the counters, or the journal if the counters are in memory.
     #[must_use]
     pub fn for_counters(counters: &AnyStore, journal: Journal) -> Self {
-        match counters {
-            AnyStore::Memory(_) => Self::Journal(Arc::new(Mutex::new(journal))),
-            AnyStore::Redis(local) => Self::Redis(local.store().clone()),
+        match counters.redis() {
+            None => Self::Journal(Arc::new(Mutex::new(journal))),
+            Some(redis) => Self::Redis(redis.clone()),
         }
     }
 

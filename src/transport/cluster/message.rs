@@ -136,20 +136,37 @@ fn decode_increment(bytes: &Bytes) -> Result<Increment, MessageError> {
 const UNSUPPORTED: Algorithm = Algorithm::FixedWindow(crate::algorithm::fixed_window::FixedWindow::DENY_ALL);
 
 fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
-    // Only algorithms with parameters are exchanged.
-    let spec = algorithm.spec().unwrap_or_default();
+    // Only algorithms with parameters are exchanged. Without `..`, a new parameter must be added here.
+    let LimitSpec {
+        requests,
+        window,
+        buckets,
+        edge,
+        burst,
+        queue,
+        warm_up,
+        count_denied,
+        min_interval,
+        soft,
+        // The algorithms with these parameters are not exchanged.
+        classes: _,
+        method: _,
+        floor: _,
+        initial: _,
+        timeout: _,
+    } = algorithm.spec().unwrap_or_default();
     proto::Limit {
         algorithm: algorithm.name().to_owned(),
-        requests: spec.requests,
-        window_us: spec.window.get(),
-        buckets: spec.buckets,
-        strict_edge: spec.edge.map(|edge| edge == WindowEdge::Strict),
-        burst: spec.burst,
-        queue: spec.queue,
-        warm_up_us: spec.warm_up.map(Micros::get),
-        count_denied: spec.count_denied,
-        min_interval_us: spec.min_interval.map(Micros::get),
-        soft_percent: spec.soft,
+        requests,
+        window_us: window.get(),
+        buckets,
+        strict_edge: edge.map(|edge| edge == WindowEdge::Strict),
+        burst,
+        queue,
+        warm_up_us: warm_up.map(Micros::get),
+        count_denied,
+        min_interval_us: min_interval.map(Micros::get),
+        soft_percent: soft,
     }
 }
 
@@ -166,7 +183,11 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         count_denied: limit.count_denied,
         min_interval: limit.min_interval_us.map(Micros::new),
         soft: limit.soft_percent,
-        ..LimitSpec::default()
+        classes: None,
+        method: None,
+        floor: None,
+        initial: None,
+        timeout: None,
     };
     let kind = Algorithm::KINDS.iter().find(|kind| kind.name == limit.algorithm)?;
     // Counters of algorithms without parameters are not exchanged.

@@ -41,7 +41,6 @@ use super::{
 use crate::{
     budget::Budget,
     service::{Check, OverrideSync, ResourceReports, reload::Reloader},
-    store::AnyStore,
     telemetry::{Exposition, MetricsPage},
 };
 
@@ -334,10 +333,10 @@ async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
 /// An unavailable store does not make the instance unready: all instances share the store, and the rules' `on_error`
 /// decides what happens to callers.
 async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
-    let store = match &handlers.check.engine.store {
-        AnyStore::Memory(_) => "memory".to_owned(),
-        AnyStore::Redis(redis) => {
-            let servers = redis.store().servers();
+    let store = match handlers.check.engine.store.redis() {
+        None => "memory".to_owned(),
+        Some(redis) => {
+            let servers = redis.servers();
             let down = servers.iter().filter(|(_, up)| !up).count();
             let mut text = match (servers.len(), down) {
                 (0, _) => "redis, topology unknown".to_owned(),
