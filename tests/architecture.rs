@@ -1,5 +1,5 @@
-//! What the compiler cannot check about the structure: which dependencies a crate may not get, directly or through another
-//! crate, and the order of the service's modules. docs/design/architecture.md has the same tables.
+//! Rules of the structure that the compiler cannot check: dependencies that a crate may not get, directly or through
+//! another crate, and the order of the service's modules. docs/design/architecture.md has the same tables.
 
 use std::{collections::BTreeMap, process::Command};
 

@@ -12,26 +12,26 @@ use std::{
 /// The first error of standard output. After it, output is discarded.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
 
-/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+/// Writes like the macro of the standard library, and discards the rest of the output after its reader has closed the pipe.
 #[macro_export]
 macro_rules! print {
     ($($argument:tt)*) => { $crate::output::write(format_args!($($argument)*)) };
 }
 
-/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+/// Writes like the macro of the standard library, and discards the rest of the output after its reader has closed the pipe.
 #[macro_export]
 macro_rules! println {
     () => { $crate::output::write(format_args!("\n")) };
     ($($argument:tt)*) => { $crate::output::write(format_args!("{}\n", format_args!($($argument)*))) };
 }
 
-/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+/// Writes like the macro of the standard library, and discards the rest of the output after its reader has closed the pipe.
 #[macro_export]
 macro_rules! eprint {
     ($($argument:tt)*) => { $crate::output::write_error(format_args!($($argument)*)) };
 }
 
-/// Writes like the macro of the standard library, and discards the rest of the output if nobody reads it.
+/// Writes like the macro of the standard library, and discards the rest of the output after its reader has closed the pipe.
 #[macro_export]
 macro_rules! eprintln {
     () => { $crate::output::write_error(format_args!("\n")) };

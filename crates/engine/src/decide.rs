@@ -1,7 +1,7 @@
 //! The [`Engine`] of a worker, which decides requests by the rules in force.
 //!
 //! A decision has three steps. [`Engine::prepare`] finds the limits of a request and writes the hits on their counters.
-//! Then the hits are applied to a store, at once in memory ([`PreparedRequest::apply_in`]) or over the network
+//! Then the hits are applied to a store, immediately in memory ([`PreparedRequest::apply_in`]) or over the network
 //! ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where the store has not
 //! answered, and builds the verdict.
 
@@ -264,7 +264,7 @@ impl<S> Engine<S> {
             is_ahead: false,
         };
         let finished_grant = feedback.reports;
-        let answer = Err(StoreError::Lost);
+        let answer = Err(StoreError::Missing);
         ChargedLimit { descriptor, applied, hit, included_in: None, finished_grant, answer }
     }
 
@@ -368,8 +368,8 @@ impl<S> Engine<S> {
     /// numbers of an unused counter.
     fn apply_failure_policy(&self, limit: &ChargedLimit<'_, '_>, error: StoreError, now: Micros) -> Option<Decision> {
         let ChargedLimit { descriptor, applied, hit, .. } = limit;
-        if error == StoreError::Lost {
-            self.statistics.lost_answers.add(self.worker, 1);
+        if error == StoreError::Missing {
+            self.statistics.missing_answers.add(self.worker, 1);
         }
         let policy = self.on_error(applied);
         self.statistics.on_error[policy as usize].add(self.worker, 1);
@@ -527,7 +527,7 @@ mod tests {
             let request = Request { domain: "api", descriptors, feedback: Vec::new() };
             let prepared = engine.prepare(&snapshot, &request, NOW).unwrap();
             let limit = prepared.charged().next().unwrap();
-            let decision = engine.apply_failure_policy(limit, StoreError::Lost, NOW);
+            let decision = engine.apply_failure_policy(limit, StoreError::Missing, NOW);
             decision.map(|decision| (decision.allowed, decision.remaining))
         };
         assert_eq!(["default", "open", "closed"].map(decide), [None, Some((true, 3)), Some((false, 0))]);
@@ -536,6 +536,6 @@ mod tests {
         assert_eq!([(); 3].map(|()| decide("alone")), [Some((true, 1)), Some((true, 0)), Some((false, 0))]);
         let counts = FailurePolicy::ALL.map(|policy| engine.statistics.on_error[policy as usize].get());
         assert_eq!(counts, [1, 2, 1, 3]);
-        assert_eq!(engine.statistics.lost_answers.get(), 7);
+        assert_eq!(engine.statistics.missing_answers.get(), 7);
     }
 }

@@ -1,4 +1,4 @@
-//! Headers that tell a caller about its limits: `RateLimit-Policy` and `RateLimit` of the IETF draft
+//! Headers about the limits of a caller: `RateLimit-Policy` and `RateLimit` of the IETF draft
 //! (`draft-ietf-httpapi-ratelimit-headers`), `Retry-After` of RFC 9110, and `RateLimit-Max-Cost`.
 
 use sluicegate_rules::Measure;

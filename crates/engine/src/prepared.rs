@@ -52,7 +52,7 @@ pub(super) struct ChargedLimit<'s, 'd> {
     pub(super) included_in: Option<usize>,
     /// The id of a finished grant, and the number of its hits that the caller has admitted.
     pub(super) finished_grant: Option<(u64, u64)>,
-    /// The answer, [`StoreError::Lost`] before it is known.
+    /// The answer, [`StoreError::Missing`] before it is known.
     pub(super) answer: Result<HitDecision, StoreError>,
 }
 
@@ -97,7 +97,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
                 continue;
             };
             let Some(first) = limit.included_in else {
-                limit.answer = answers.next().unwrap_or_else(|| Err(StoreError::lost()));
+                limit.answer = answers.next().unwrap_or_else(|| Err(StoreError::missing()));
                 continue;
             };
             let PreparedDescriptor::Charged(first) = &self.descriptors[first] else {

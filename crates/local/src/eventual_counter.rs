@@ -102,7 +102,7 @@ impl EventualCounter {
                 }
                 0
             }
-            Err(StoreError::Timeout | StoreError::Rejected | StoreError::Broken | StoreError::Lost) => {
+            Err(StoreError::Timeout | StoreError::Rejected | StoreError::Broken | StoreError::Missing) => {
                 reported.hits.unsigned_abs()
             }
         }

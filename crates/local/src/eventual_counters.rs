@@ -47,7 +47,7 @@ pub(super) struct EventualCounters {
     settings: Settings,
 }
 
-/// An eventual counter, and this instance's copy of it.
+/// An eventual counter with this instance's copy.
 struct Entry {
     identity: u128,
     counter: Counter,

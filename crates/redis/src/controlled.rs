@@ -164,7 +164,7 @@ impl ControlledRedis {
         decode(&self.execute(&command.get_packed_command()))
     }
 
-    /// Returns the contents of [`KEYS`]. A key that does not exist is empty.
+    /// Returns the contents of the keys of overrides. A key that does not exist is empty.
     pub fn contents(&self) -> [Vec<u8>; 3] {
         KEYS.map(|key| self.run::<Option<Vec<u8>>>(cmd("DUMP").arg(key)).unwrap_or_default())
     }

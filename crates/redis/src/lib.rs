@@ -185,7 +185,7 @@ impl Redis {
         self.metrics.health().servers()
     }
 
-    /// Returns the prefix of all keys.
+    /// Returns the prefix of the keys.
     #[must_use]
     pub fn key_prefix(&self) -> &str {
         self.main.key_prefix()

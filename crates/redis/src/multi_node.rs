@@ -127,12 +127,12 @@ impl Redis {
         let from = (Arc::clone(from), redirect.cloned());
         match self.follow_redirects(self.pool(hit), one, Charge::Each, now, from).await {
             Ok((now, mut steps)) => {
-                let step = steps.pop().ok_or_else(StoreError::lost)?;
+                let step = steps.pop().ok_or_else(StoreError::missing)?;
                 to_result(step, now, hit.action)
             }
             Err(CallError::Failed(error)) => Err(error),
             // Only several hits can be split.
-            Err(CallError::Redirected(_)) => Err(StoreError::lost()),
+            Err(CallError::Redirected(_)) => Err(StoreError::missing()),
         }
     }
 

@@ -226,16 +226,16 @@ impl StepOutcome {
 ///
 /// # Errors
 ///
-/// Returns the error of this answer, or [`StoreError::Lost`] if there is none.
+/// Returns the error of this answer, or [`StoreError::Missing`] if there is none.
 pub fn next_answer<T>(answers: &mut impl Iterator<Item = Result<T, StoreError>>) -> Result<T, StoreError> {
-    answers.next().unwrap_or_else(|| Err(StoreError::lost()))
+    answers.next().unwrap_or_else(|| Err(StoreError::missing()))
 }
 
 /// Returns the answer about the only hit of a call.
 ///
 /// # Errors
 ///
-/// Returns the error of the answer, or [`StoreError::Lost`] if there is none.
+/// Returns the error of the answer, or [`StoreError::Missing`] if there is none.
 pub fn only_answer<T>(answers: SmallVec<[Result<T, StoreError>; 1]>) -> Result<T, StoreError> {
     next_answer(&mut answers.into_iter())
 }

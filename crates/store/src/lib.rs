@@ -31,21 +31,21 @@ pub enum StoreError {
     /// The connection broke. The hits may or may not have been counted.
     #[error("connection to the store failed")]
     Broken,
-    /// The service lost the answer: a state that should be impossible. The hits may or may not have been counted.
-    #[error("the service lost the answer of the store, which is a bug")]
-    Lost,
+    /// The service has no answer of the store: an impossible state. The hits may or may not have been counted.
+    #[error("the answer of the store is missing, which is a bug of the service")]
+    Missing,
 }
 
 impl StoreError {
     /// All errors.
-    pub const ALL: [Self; 5] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken, Self::Lost];
+    pub const ALL: [Self; 5] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken, Self::Missing];
 
     /// Returns the error for an answer that must be there and is not. Panics in tests.
     #[must_use]
     #[track_caller]
-    pub fn lost() -> Self {
+    pub fn missing() -> Self {
         debug_assert!(false, "an answer of the store is missing");
-        Self::Lost
+        Self::Missing
     }
 
     /// Returns the error's label value in metrics.
@@ -56,7 +56,7 @@ impl StoreError {
             Self::Timeout => "timeout",
             Self::Rejected => "rejected",
             Self::Broken => "broken",
-            Self::Lost => "lost",
+            Self::Missing => "missing",
         }
     }
 }
@@ -115,7 +115,7 @@ impl<S: Store + Send + Sync> Store for Arc<S> {
     }
 }
 
-/// A store that returns the state of its counters, from which a store in front of it can compute further decisions.
+/// A store that returns the state of its counters, for a store in front of it that computes further decisions.
 pub trait CounterStore {
     /// Decides all hits as [`Store::apply`] does, and returns the counters' new states.
     fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> impl Future<Output = StepOutcomes> + Send;

@@ -122,7 +122,7 @@ impl OverrideSync {
             lock(&journal).write(&line, count, || (cursor, all_versioned(&overrides)))
         });
         // A change that may not have been written must not come into force.
-        written.await.map_err(|_| StoreError::Lost)??;
+        written.await.map_err(|_| StoreError::Missing)??;
         Ok((Cursor { version: change.version, ..state.cursor.clone() }, change))
     }
 
@@ -139,7 +139,7 @@ impl OverrideSync {
         let written = tokio::task::spawn_blocking(move || {
             lock(&journal).write_overrides(&newer, count, || (cursor, all_versioned(&overrides)))
         });
-        written.await.map_err(|_| StoreError::Lost)??;
+        written.await.map_err(|_| StoreError::Missing)??;
         Ok(())
     }
 

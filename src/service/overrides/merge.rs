@@ -214,7 +214,7 @@ impl OverrideSync {
         }
         let (_, change) = self.write_journal(journal, &state, change).await.map_err(|error| match error {
             ChangeError::Journal(error) => OverrideStoreError::Journal(error),
-            _ => OverrideStoreError::Redis(StoreError::lost()),
+            _ => OverrideStoreError::Redis(StoreError::missing()),
         })?;
         self.apply(&mut state, &change);
         state.cursor.version = state.cursor.version.max(change.version);

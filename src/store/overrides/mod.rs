@@ -93,7 +93,7 @@ async fn in_background<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, JournalError> + Send + 'static,
 ) -> Result<T, OverrideStoreError> {
     let done = tokio::task::spawn_blocking(work).await;
-    Ok(done.map_err(|_| OverrideStoreError::Redis(StoreError::Lost))??)
+    Ok(done.map_err(|_| OverrideStoreError::Redis(StoreError::Missing))??)
 }
 
 fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {

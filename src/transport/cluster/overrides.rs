@@ -216,7 +216,7 @@ impl OverridesFollower {
             let merged = overrides.merge_page(page, &mut rule_sets).await;
             (merged, rule_sets)
         });
-        let (merged, rule_sets) = merging.await.map_err(|_| OverrideStoreError::Redis(StoreError::Lost))?;
+        let (merged, rule_sets) = merging.await.map_err(|_| OverrideStoreError::Redis(StoreError::Missing))?;
         self.rule_sets = rule_sets;
         merged
     }
@@ -228,7 +228,7 @@ impl OverridesFollower {
             let merged = overrides.end_merge(&mut rule_sets).await;
             (merged, rule_sets)
         });
-        let (merged, rule_sets) = ending.await.map_err(|_| OverrideStoreError::Redis(StoreError::Lost))?;
+        let (merged, rule_sets) = ending.await.map_err(|_| OverrideStoreError::Redis(StoreError::Missing))?;
         self.rule_sets = rule_sets;
         self.is_merging = false;
         merged

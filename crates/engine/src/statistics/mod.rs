@@ -78,8 +78,8 @@ pub struct Statistics {
     pub(super) global_shadow: Counter,
     /// Number of limits decided after a failure of the store, by failure policy.
     pub(super) on_error: [Counter; FailurePolicy::ALL.len()],
-    /// Number of limits whose answer the service lost.
-    pub(super) lost_answers: Counter,
+    /// Number of limits whose answer is missing.
+    pub(super) missing_answers: Counter,
 }
 
 impl Statistics {
@@ -100,7 +100,7 @@ impl Statistics {
             unknown_plan: Counter::new(workers),
             global_shadow: Counter::new(workers),
             on_error: std::array::from_fn(|_| Counter::new(workers)),
-            lost_answers: Counter::new(workers),
+            missing_answers: Counter::new(workers),
         })
     }
 
@@ -327,9 +327,9 @@ impl Statistics {
         let this = Arc::clone(self);
         observe_counter(
             meter,
-            "sluicegate_lost_answers_total",
-            "Limits whose answer from the store the service lost, which is a bug; on_error decided",
-            move || this.lost_answers.get(),
+            "sluicegate_missing_answers_total",
+            "Limits without an answer of the store, which is a bug of the service; on_error decided",
+            move || this.missing_answers.get(),
         );
         let this = Arc::clone(self);
         meter.register(Instrument::counter(

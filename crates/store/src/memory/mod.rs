@@ -100,7 +100,7 @@ impl Memory {
         Self::with_names(settings, Names::Secret(Secret::random()))
     }
 
-    /// Creates an empty store whose counters are exchanged with peers. [`Peers`](super::Peers) takes its changes.
+    /// Creates an empty store whose counters are exchanged with peers. The exchange takes its changes.
     #[must_use]
     pub fn exchanged(settings: &Settings) -> Self {
         Self::with_names(settings, Names::Digests(Digests::random()))
