@@ -12,6 +12,8 @@ pub mod fuzz;
 pub mod headers;
 mod inspect;
 mod key;
+#[cfg(feature = "tower")]
+pub mod layer;
 mod long_value;
 pub mod overrides;
 mod prepared;
