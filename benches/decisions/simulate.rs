@@ -20,7 +20,7 @@ pub(crate) fn run() {
     for number in 0..REQUESTS {
         let user = format!("user{}", number.wrapping_mul(2_654_435_769) % USERS);
         let entries = smallvec![Entry { key: "user", value: &user }];
-        let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
+        let descriptor = Descriptor::new(entries);
         let request = Request { domain: "bench", descriptors: smallvec![descriptor], feedback: Vec::new() };
         message.clear();
         encode(Micros::new(1_700_000_000_000_000 + number * 100), &request, None, |_| None, &mut message);

@@ -327,7 +327,7 @@ descriptors:
 
     fn ask(admin: &Admin, key: &str, value: &str) {
         let entries = smallvec![Entry { key, value }];
-        let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
+        let descriptors = smallvec![Descriptor::new(entries)];
         let request = Request { domain: "api", descriptors, feedback: Vec::new() };
         let memory = admin.engine.store.memory().unwrap();
         admin.engine.decide_in(memory, &request, admin.clock.now()).unwrap();

@@ -229,7 +229,7 @@ mod tests {
         let settings = Settings { dir: Some(folder.path().to_owned()), share: 1.0, ..Settings::default() };
         let recorder = Recorder::start(&settings, 1, Micros::ZERO).unwrap().unwrap();
         let entries = smallvec![Entry { key: "user", value: "bob" }];
-        let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
+        let descriptors = smallvec![Descriptor::new(entries)];
         recorder.record(WorkerId(0), &Request { domain: "api", descriptors, feedback: Vec::new() }, None, Micros::ZERO);
         recorder.finish();
         let file = fs::read_dir(folder.path()).unwrap().next().expect("a file").unwrap();

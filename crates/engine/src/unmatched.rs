@@ -245,7 +245,7 @@ mod tests {
 
     fn count(unmatched: &UnmatchedDescriptors, worker: usize, domain: &str, keys: &[&str], second: u64) {
         let entries: SmallVec<_> = keys.iter().map(|key| rules::Entry { key, value: "secret" }).collect();
-        let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
+        let descriptor = Descriptor::new(entries);
         unmatched.count(WorkerId(worker), domain, &descriptor, Micros::from_secs(second));
     }
 

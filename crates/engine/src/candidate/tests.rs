@@ -20,7 +20,7 @@ fn candidate(share: f64) -> Arc<Candidate> {
 /// Returns the rule under which a request with this verdict is counted, if its counter is sampled.
 fn sampled_rule(candidate: &Candidate, entries: &[(&str, &str)], code: Code) -> Option<usize> {
     let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-    let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
+    let descriptors = smallvec![Descriptor::new(entries)];
     let status = Status { code, ..Status::NO_LIMIT };
     let verdict = Verdict { overall: code, statuses: smallvec![status], metadata: None };
     let request = Request { domain: "api", descriptors, feedback: Vec::new() };
@@ -32,7 +32,7 @@ fn requests_are_skipped_while_too_many_wait() {
     let candidate = candidate(1.0);
     candidate.waiting.store(MAX_WAITING - 1, Relaxed);
     let entries = smallvec![Entry { key: "user", value: "x" }];
-    let descriptors = smallvec![Descriptor { entries, hits: 1, refund: false, requested_limit: None }];
+    let descriptors = smallvec![Descriptor::new(entries)];
     let status = Status { code: Code::Ok, ..Status::NO_LIMIT };
     let verdict = Verdict { overall: Code::Ok, statuses: smallvec![status], metadata: None };
     let request = Request { domain: "api", descriptors, feedback: Vec::new() };
@@ -81,7 +81,7 @@ fn each_of_the_first_newly_denied_entities_is_listed_once() {
     let candidate = candidate(1.0);
     let deny = |user: &str| {
         let entries = smallvec![Entry { key: "user", value: user }];
-        let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
+        let descriptor = Descriptor::new(entries);
         let sampled = SampledDescriptor { index: 0, rule: 0, denied: false };
         candidate.record_newly_denied(WorkerId(0), "api", &descriptor, &sampled, Micros::from_secs(1));
     };

@@ -152,7 +152,7 @@ struct SharedCounter<'s> {
 
 impl<'a> BucketReport<'a> {
     fn descriptor(&self) -> Descriptor<'a> {
-        Descriptor { entries: self.entries.clone(), hits: 1, refund: false, requested_limit: None }
+        Descriptor::new(self.entries.clone())
     }
 }
 

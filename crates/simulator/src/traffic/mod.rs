@@ -120,7 +120,7 @@ pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, DecodeError> {
 
 /// Decodes a descriptor of at most `max_entries`.
 fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<(Descriptor<'_>, bool), DecodeError> {
-    let mut descriptor = Descriptor { entries: SmallVec::new(), hits: 1, refund: false, requested_limit: None };
+    let mut descriptor = Descriptor::new(SmallVec::new());
     let (mut over, mut requests, mut unit, mut multiplier) = (false, None, 0, 1);
     for field in value.message()? {
         match field? {

@@ -44,7 +44,7 @@ impl Setup {
     fn ask(&self, entries: &[(&str, &str)], times: u32, second: u64) {
         for _ in 0..times {
             let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-            let descriptor = Descriptor { entries, hits: 1, refund: false, requested_limit: None };
+            let descriptor = Descriptor::new(entries);
             let request = Request { domain: "api", descriptors: smallvec![descriptor], feedback: vec![] };
             self.engine.decide_in(&self.engine.store, &request, Micros::from_secs(second)).unwrap();
         }
