@@ -1,7 +1,11 @@
-//! Decisions about requests, independent of the protocol: the [`Engine`] matches descriptors with rules, applies the
-//! hits to the store and builds the [`Verdict`].
+#![doc = include_str!("../README.md")]
 //!
-//! Only this module knows both the rule and the store's failure, so failure policies are applied here.
+//! # Structure
+//!
+//! Decisions about requests, independent of the protocol: the [`Engine`] matches descriptors with rules, applies the
+//! hits to the store and builds the [`Verdict`]. [`RateLimiter`] is an engine with counters in memory.
+//!
+//! Only this crate knows both the rule and the store's failure, so failure policies are applied here.
 
 mod applied_limit;
 mod candidate;
