@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::Context;
+use sluicegate_ctl::println;
 
 /// Timeout of the connection, and of the response.
 const TIMEOUT: Duration = Duration::from_secs(2);

@@ -1,6 +1,9 @@
 //! The command line: `serve` (the default), `check`, `shard`, `simulate`, `request`, `ctl`, `health`, `migrate`,
 //! `schema`, `man` and `completions`.
 
+// The macros of the standard library panic after the reader of the output has closed the pipe. Those of the crate ctl do not.
+#![warn(clippy::print_stderr, clippy::print_stdout)]
+
 mod check;
 mod health;
 mod report;

@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
+#![warn(clippy::print_stderr, clippy::print_stdout)]
 
-// Its macros replace those of the standard library in the other modules.
+// The macros of the standard library panic after the reader of the output has closed the pipe. These do not.
 #[macro_use]
 pub mod output;
 
