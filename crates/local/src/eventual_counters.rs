@@ -144,7 +144,10 @@ impl EventualCounters {
 impl Entry {
     /// Returns the store call that reports `hits` hits, or reads the counter for 0.
     fn store_call(&self, hits: u64) -> StoreCall {
-        let counter = Counter { algorithm: self.counter.algorithm.recording(), ..self.counter.clone() };
+        // The store itself counts exactly.
+        let consistency = Consistency::Exact;
+        let algorithm = self.counter.algorithm.recording();
+        let counter = Counter { algorithm, consistency, ..self.counter.clone() };
         let action = if hits > 0 { Action::Take } else { Action::Peek };
         StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(counter, hits) } }
     }

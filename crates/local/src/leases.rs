@@ -319,7 +319,9 @@ impl LeasedCounter {
     }
 
     fn call(&self, action: Action, hits: u64) -> StoreCall {
-        let counter = Counter { algorithm: self.leasing, ..self.counter.clone() };
+        // The store itself counts exactly.
+        let consistency = Consistency::Exact;
+        let counter = Counter { algorithm: self.leasing, consistency, ..self.counter.clone() };
         StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(counter, hits) } }
     }
 }
