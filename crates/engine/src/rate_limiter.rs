@@ -27,8 +27,8 @@ const MAX_STRIPES: usize = 64;
 
 /// Rate limits by rules, with counters in the memory of this process. Clones share rules and counters.
 ///
-/// A decision is a plain function that takes less than a microsecond and waits for nothing. All algorithms and keywords
-/// of rule files are available, except that no other process knows the counters.
+/// A decision is a plain function that takes one or two microseconds, and waits for nothing but the lock of a counter.
+/// All algorithms and keywords of rule files are available, except that no other process knows the counters.
 ///
 /// This interface is unstable until a rule can have several limits: it can change in each minor version.
 ///
