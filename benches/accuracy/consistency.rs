@@ -65,7 +65,7 @@ impl CounterStore for Remote {
         let count = |hit: &Hit<&Counter>| {
             let mut state = self.state.lock().unwrap();
             let allowed =
-                hit.counter.algorithm.step(&mut state, Operation { action: hit.action, cost: hit.cost, now: at });
+                hit.counter.program.step(&mut state, Operation { action: hit.action, cost: hit.cost, now: at });
             StepOutcome { allowed, action: hit.action, at, state: state.clone() }
         };
         let outcomes = hits.iter().map(|hit| Ok(count(hit))).collect();

@@ -162,7 +162,7 @@ fn time_shares(shares: &Algorithm) -> f64 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
             let context = RequestContext { class: (number % 4) as u8, ..RequestContext::default() };
-            counter.algorithm = shares.with_context(context);
+            counter.program = shares.with_context(context).into();
             let now = Micros::new(START + (round * DECISIONS as u64 + number) * 3);
             black_box(store.decide(&counter.take(1), now));
         }
@@ -186,16 +186,16 @@ fn time_pairs(rule: Algorithm, held: u64) -> f64 {
     let (store, now) = (Memory::new(&memory::Settings::default()), Micros::new(START));
     let mut counter = Counter::new(b"{bench|user=user}cc", rule);
     for holder in 1..=held {
-        counter.algorithm = rule.with_context(holder_of(holder));
+        counter.program = rule.with_context(holder_of(holder)).into();
         assert!(store.decide(&counter.take(1), now).decision.allowed);
     }
     let mut rounds = Vec::new();
     for _ in 0..9 {
         let started = Instant::now();
         for number in 0..DECISIONS as u64 {
-            counter.algorithm = rule.with_context(holder_of(held + 1 + number));
+            counter.program = rule.with_context(holder_of(held + 1 + number)).into();
             black_box(store.decide(&counter.take(1), now));
-            counter.algorithm = rule.with_context(RequestContext { sample, ..holder_of(held + 1 + number) });
+            counter.program = rule.with_context(RequestContext { sample, ..holder_of(held + 1 + number) }).into();
             black_box(store.decide(&Hit { action: Action::Refund, ..counter.take(1) }, now));
         }
         rounds.push(started.elapsed().as_secs_f64() * 1e9 / DECISIONS as f64);

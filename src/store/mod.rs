@@ -149,7 +149,7 @@ mod tests {
         let (hit, now) = (counter.take(2), Micros::from_secs(60));
         assert!(store.apply(&[hit], Charge::Each, now).await[0].unwrap().decision.allowed);
         let (state, at) = store.read(&counter, now).await.unwrap();
-        assert_eq!((counter.algorithm.explain(&state, hit.peek().operation(at), true).used, at), (2, now));
+        assert_eq!((counter.program.explain(&state, hit.peek().operation(at), true).used, at), (2, now));
         assert_eq!(
             [store.delete(b"{d|k=v}", false).await, store.delete(b"{d|k=v}", false).await],
             [Ok(true), Ok(false)]

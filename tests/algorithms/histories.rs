@@ -1,4 +1,4 @@
-//! Memory and Redis return the same decisions for the same operations at the same times, for every algorithm. The
+//! Memory and Redis return the same decisions for the same operations at the same times, for every counter program. The
 //! random histories contain costs, peeks, refunds, idle times, limits that change and clocks that jump.
 
 use std::sync::Arc;
@@ -11,8 +11,9 @@ use proptest::{
 };
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, AlgorithmKind, Classes, LimitSpec, Limiter, MAX_NUMBER, Micros, Operation, RequestContext,
-        Sample, State, assignments::Assignments, reports::UtilizationReports, sliding_window::WindowEdge,
+        Action, Algorithm, AlgorithmKind, Classes, CounterProgram, LimitSpec, MAX_NUMBER, Micros, Operation, Program,
+        RequestContext, Sample, State, assignments::Assignments, fixed_window::FixedWindow,
+        reports::UtilizationReports, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
 };
@@ -50,7 +51,7 @@ const ROLL_BACK_AGES: [u64; 5] = [0, 1, 1_000_000, 30_000_000, 60_000_000];
 #[derive(Clone, Debug)]
 struct History {
     start: u64,
-    limits: [Algorithm; 2],
+    limits: [Program; 2],
     steps: Vec<Step>,
 }
 
@@ -90,7 +91,7 @@ fn step() -> impl Strategy<Value = Step> {
     (elapsed(), prop::bool::weighted(0.2), hits).prop_map(|(elapsed, changed, hits)| Step { elapsed, changed, hits })
 }
 
-fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History> {
+fn histories(limit: &BoxedStrategy<Program>) -> impl Strategy<Value = History> {
     let limits = (limit.clone(), limit.clone()).prop_map(|(one, other)| [one, other]);
     let start = prop_oneof![9 => Just(START), 1 => Just(WRAP)];
     (start, limits, prop::collection::vec(step(), 1..16)).prop_map(|(start, limits, steps)| History {
@@ -100,17 +101,31 @@ fn histories(limit: &BoxedStrategy<Algorithm>) -> impl Strategy<Value = History>
     })
 }
 
+/// Generates the programs that are no limits.
+fn other_programs() -> [BoxedStrategy<Program>; 3] {
+    let buckets = limits(Algorithm::kind("token_bucket").unwrap());
+    let leases = buckets.prop_filter_map("leases of this bucket would end immediately", |bucket| bucket.leasing());
+    let reports = |ttl| UtilizationReports::new(Micros::from_secs(ttl)).into();
+    let assignments = |(ttl, held)| Assignments::new(Micros::from_secs(ttl)).with_held(held).into();
+    [
+        leases.boxed(),
+        select(vec![1_u64, 10, 3_600]).prop_map(reports).boxed(),
+        (select(vec![1_u64, 10, 300]), select(vec![0, 3, 1_000_000])).prop_map(assignments).boxed(),
+    ]
+}
+
+/// Generates the uses of a limit: exactly, for leases, and for hits that other instances have already allowed.
+fn uses(kind: AlgorithmKind) -> BoxedStrategy<Program> {
+    let any_use = (limits(kind), 0_u32..10).prop_map(|(limit, choice)| match choice {
+        0..3 => limit.leasing().unwrap_or(limit.into()),
+        3 => limit.recording().into(),
+        _ => limit.into(),
+    });
+    any_use.boxed()
+}
+
 /// Generates limits of one kind, with every keyword that belongs to it.
 fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
-    if kind.name == UtilizationReports::NAME {
-        return select(vec![1_u64, 10, 3_600])
-            .prop_map(|ttl| UtilizationReports::new(Micros::from_secs(ttl)).into())
-            .boxed();
-    }
-    if kind.name == Assignments::NAME {
-        let assignments = |(ttl, held)| Assignments::new(Micros::from_secs(ttl)).with_held(held).into();
-        return (select(vec![1_u64, 10, 300]), select(vec![0, 3, 1_000_000])).prop_map(assignments).boxed();
-    }
     let requests =
         prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(600), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
     let window = select(vec![1_u64, 15, 60, 60, 60, 3_600, 31_536_000]);
@@ -146,13 +161,7 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
             (kind.build)(&spec).ok()
         },
     );
-    // The same counter is used exactly, for leases, and for hits that other instances have already allowed.
-    let any_use = (limits, 0_u32..10).prop_map(|(limit, choice)| match choice {
-        0..3 => limit.leasing().unwrap_or(limit),
-        3 => limit.recording(),
-        _ => limit,
-    });
-    any_use.boxed()
+    limits.boxed()
 }
 
 /// Adds three or four classes with different minimums. Returns `None` if they do not fit into the capacity.
@@ -168,7 +177,17 @@ fn with_classes(spec: LimitSpec, first: u32, second: u32) -> Option<LimitSpec> {
     Some(LimitSpec { classes: Some(classes), soft: None, count_denied: None, ..spec })
 }
 
-async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step, now: u64) -> Vec<String> {
+/// Returns the program for one caller, if it distinguishes callers.
+pub(super) fn with_context(program: &Program, context: RequestContext) -> Program {
+    match *program {
+        Program::Limit(limit) => limit.with_context(context).into(),
+        Program::UtilizationReports(reports) => reports.with_reporter(context.holder).into(),
+        Program::Assignments(assignments) => assignments.with_caller(context.holder).into(),
+        Program::LeasedBucket(_) => *program,
+    }
+}
+
+async fn decide(store: &AnyStore, key: &str, program: &Program, step: &Step, now: u64) -> Vec<String> {
     let mut hits = Vec::new();
     for (action, cost, context) in &step.hits {
         let action = match action {
@@ -176,7 +195,7 @@ async fn decide(store: &AnyStore, key: &str, algorithm: &Algorithm, step: &Step,
             action => *action,
         };
         // Takes of one cost count ahead.
-        let counter = Counter::new(key, algorithm.with_context(*context));
+        let counter = Counter::new(key, with_context(program, *context));
         hits.push(Hit { action, is_ahead: *cost == 3, ..Hit::take(counter, *cost) });
     }
     let hits: Vec<_> = hits.iter().map(Hit::borrowed).collect();
@@ -191,9 +210,9 @@ async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(
     let mut now = history.start;
     for (number, step) in history.steps.iter().enumerate() {
         now = now.saturating_add_signed(step.elapsed);
-        let algorithm = &history.limits[usize::from(step.changed)];
-        let in_memory = decide(&memory, &key, algorithm, step, now).await;
-        let in_redis = decide(&redis, &key, algorithm, step, now).await;
+        let program = &history.limits[usize::from(step.changed)];
+        let in_memory = decide(&memory, &key, program, step, now).await;
+        let in_redis = decide(&redis, &key, program, step, now).await;
         if in_memory != in_redis {
             return Err(format!("memory {in_memory:#?}\nredis {in_redis:#?}\nat step {number} of {history:#?}"));
         }
@@ -204,11 +223,11 @@ async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(
 /// Returns whether a fixed window of the history counts denials. Such a window cannot count denials from the deny
 /// cache, and the missing hits become visible because histories refund hits that were never taken.
 fn counts_denials(history: &History) -> bool {
-    let counts = |limit: &Algorithm| limit.denial_counts(&State::default(), Micros::new(history.start));
-    history.limits.iter().any(|limit| limit.name() == "fixed_window" && counts(limit))
+    let counts = |limit: &Program| limit.denial_counts(&State::default(), Micros::new(history.start));
+    history.limits.iter().any(|limit| limit.tag() == FixedWindow::TAG && counts(limit))
 }
 
-async fn assert_stores_agree(limit: BoxedStrategy<Algorithm>, url: &str, histories_each: usize) {
+async fn assert_stores_agree(limit: BoxedStrategy<Program>, url: &str, histories_each: usize) {
     // Redis's own clock advances between two steps of the same time: a state that ends microseconds later must not
     // expire in the meantime.
     let jitter = std::time::Duration::from_secs(86_400);
@@ -230,17 +249,18 @@ async fn assert_stores_agree(limit: BoxedStrategy<Algorithm>, url: &str, histori
 }
 
 #[tokio::test]
-async fn memory_and_redis_agree_on_random_histories_of_every_algorithm() {
-    for kind in Algorithm::KINDS {
+async fn memory_and_redis_agree_on_random_histories_of_every_program() {
+    let limits = Algorithm::KINDS.iter().map(|kind| uses(*kind));
+    for program in limits.chain(other_programs()) {
         let server = RedisServer::start();
-        assert_stores_agree(limits(*kind), &server.url(), HISTORIES).await;
+        assert_stores_agree(program, &server.url(), HISTORIES).await;
     }
 }
 
 /// Generates requests that start and end in batches, each with a latency: enough for many steps of an adaptive limit.
 fn batches(kind: AlgorithmKind) -> impl Strategy<Value = History> {
     let batch = (1_usize..40, 1_u64..700_000, prop::bool::weighted(0.1), 0_i64..2_500_000);
-    let limits = (limits(kind), limits(kind)).prop_map(|(one, other)| [one, other]);
+    let limits = (uses(kind), uses(kind)).prop_map(|(one, other)| [one, other]);
     (limits, prop::collection::vec(batch, 20..60)).prop_map(|(limits, batches)| {
         let steps = batches.into_iter().enumerate().flat_map(|(number, (size, latency, dropped, elapsed))| {
             let hits = move |action, latency: u64| {
@@ -322,12 +342,13 @@ async fn memory_and_redis_reduce_leases_that_are_larger_than_a_bucket() {
     for requests in [7, 60, 600] {
         let spec = LimitSpec { requests, window: Micros::from_secs(60), ..LimitSpec::default() };
         let bucket = Algorithm::kind("token_bucket").unwrap().build;
-        let direct = bucket(&spec).unwrap();
+        let limit = bucket(&spec).unwrap();
+        let (direct, leasing) = (Program::Limit(limit), limit.leasing().unwrap());
         let sizes: [&[u64]; 4] =
             [&[59_000_000], &[30_000_000, 31_000_000, 1], &[20_000_000; 4], &[MAX_NUMBER, 5, MAX_NUMBER, MAX_NUMBER]];
         for (sizes, fractions) in sizes.into_iter().flat_map(|sizes| [(sizes, 0), (sizes, 1), (sizes, u32::MAX)]) {
             let bytes = broken_leases(START, sizes, fractions);
-            for (algorithm, later) in [(direct, 0), (direct.leasing().unwrap(), 0), (direct, 700_000)] {
+            for (program, later) in [(direct, 0), (leasing, 0), (direct, 700_000)] {
                 let store = AnyStore::Redis(redis.clone());
                 let step = |action| Step {
                     elapsed: 0,
@@ -340,12 +361,12 @@ async fn memory_and_redis_reduce_leases_that_are_larger_than_a_bucket() {
                 let mut state = State::from_bytes(&bytes);
                 for action in [Action::Peek, Action::Take, Action::Refund, Action::Peek] {
                     let now = START + later;
-                    let decision = algorithm.apply(&mut state, Operation { action, cost: 1, now: Micros::new(now) });
-                    let in_redis = decide(&store, "broken", &algorithm, &step(action), now).await;
+                    let decision = program.apply(&mut state, Operation { action, cost: 1, now: Micros::new(now) });
+                    let in_redis = decide(&store, "broken", &program, &step(action), now).await;
                     let case = format!("{action:?}, {requests}, {sizes:?}, {fractions}");
                     assert_eq!(in_redis, [format!("{decision:?}")], "{case}");
                     assert_eq!(server.cli(&["eval", read, "1", &key]), hex(state.as_bytes()), "{case}");
-                    assert!(algorithm.expires(&state, Micros::new(now)) <= Micros::new(now + 122_000_000));
+                    assert!(program.expires(&state, Micros::new(now)) <= Micros::new(now + 122_000_000));
                 }
                 server.cli(&["flushall"]);
             }
@@ -356,9 +377,10 @@ async fn memory_and_redis_reduce_leases_that_are_larger_than_a_bucket() {
 #[tokio::test]
 async fn memory_and_every_topology_agree_on_random_histories() {
     let (cluster, sentinels, (nodes, ring)) = (RedisCluster::start(), Sentinels::start(None, None), ring(3));
-    for kind in Algorithm::KINDS {
+    let limits = Algorithm::KINDS.iter().map(|kind| uses(*kind));
+    for program in limits.chain(other_programs()) {
         for url in [cluster.url(), sentinels.url(), ring.clone()] {
-            assert_stores_agree(limits(*kind), &url, HISTORIES / 10).await;
+            assert_stores_agree(program.clone(), &url, HISTORIES / 10).await;
         }
         let servers = cluster.nodes.iter().chain(&nodes).chain(&sentinels.servers[..1]);
         servers.for_each(|server| assert_eq!(server.cli(&["flushall"]), "OK"));

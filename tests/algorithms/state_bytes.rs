@@ -1,14 +1,14 @@
-//! The bytes of each algorithm's state, which other versions of the service read from Redis and from peers. A change of
+//! The bytes of each counter program's state, which other versions of the service read from Redis and from peers. A change of
 //! them is a change of the format: counters of the previous version would be misread or start again.
 
 use std::{collections::BTreeSet, fmt::Write, fs};
 
 use sluicegate::algorithm::{
-    Action, Algorithm, Micros, Operation, RequestContext, Sample, State, assignments::Assignments,
+    Action, Algorithm, Micros, Operation, Program, RequestContext, Sample, State, assignments::Assignments,
     reports::UtilizationReports,
 };
 
-use super::golden_vectors::limit;
+use super::{golden_vectors::limit, histories::with_context};
 use crate::support::repository;
 
 const START: u64 = 1_763_672_400_000_000;
@@ -38,13 +38,13 @@ const OPERATIONS: [(u64, Action, u64); 6] = [
     (62, Action::Take, 100),
 ];
 
-fn describe(algorithm: &Algorithm, text: &mut String) {
+fn describe(program: &Program, text: &mut String) {
     let mut state = State::default();
     for (number, (second, action, cost)) in OPERATIONS.into_iter().enumerate() {
         let sample = Some(Sample { latency: Micros::new(20_000), dropped: false });
         let context = RequestContext { holder: 1 + number as u64, class: 0, sample };
         let now = Micros::new(START + 1_000_000 * second);
-        algorithm.with_context(context).step(&mut state, Operation { action, cost, now });
+        with_context(program, context).step(&mut state, Operation { action, cost, now });
         let bytes: String = state.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
         writeln!(text, "  {second:>2} s {action:?} {cost}: {bytes}").unwrap();
     }
@@ -56,19 +56,19 @@ fn the_bytes_of_states_are_those_of_the_previous_version() {
     let (mut text, mut names) = (String::new(), BTreeSet::new());
     for line in LIMITS {
         let algorithm = *limit(&serde_json::from_str(line).unwrap()).algorithm();
-        let leasing = algorithm.leasing().map(|leasing| (format!("{line}, on lease"), leasing));
-        for (title, algorithm) in [(line.to_string(), algorithm)].into_iter().chain(leasing) {
-            names.insert(algorithm.name());
-            writeln!(text, "{title}").unwrap();
-            describe(&algorithm, &mut text);
+        names.insert(algorithm.name());
+        writeln!(text, "{line}").unwrap();
+        describe(&algorithm.into(), &mut text);
+        if let Some(leasing) = algorithm.leasing() {
+            writeln!(text, "{line}, on lease").unwrap();
+            describe(&leasing, &mut text);
         }
     }
     let ttl = Micros::from_secs(90);
-    for algorithm in [Algorithm::from(UtilizationReports::new(ttl)), Assignments::new(ttl).into()] {
-        names.insert(algorithm.name());
-        writeln!(text, "{}", algorithm.name()).unwrap();
-        describe(&algorithm, &mut text);
-    }
+    writeln!(text, "reports of a resource").unwrap();
+    describe(&UtilizationReports::new(ttl).into(), &mut text);
+    writeln!(text, "assignments of a limit").unwrap();
+    describe(&Assignments::new(ttl).into(), &mut text);
     assert_eq!(names, Algorithm::KINDS.iter().map(|kind| kind.name).collect(), "every algorithm has bytes");
     let path = repository("tests/golden/states.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

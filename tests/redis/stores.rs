@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Classes, LimitSpec, MaxHits, Micros, Operation, State,
+        Action, Algorithm, Classes, LimitSpec, MaxHits, Micros, Operation, Program, State,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
@@ -314,29 +314,32 @@ async fn a_foreign_value_is_replaced_by_the_first_hit() {
         &["zadd", "1", "a"],
         &["xadd", "*", "a", "b"],
     ];
+    let reports = UtilizationReports::new(Micros::from_secs(10)).into();
+    let mut programs: Vec<(&str, Program)> = vec![("reports", reports)];
     for kind in Algorithm::KINDS {
         let warm_up = spec.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
         let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.keywords.contains(&"shares"));
         for count_denied in [None, Some(false)] {
-            let built = (kind.build)(&LimitSpec { warm_up, classes, count_denied, ..spec });
-            // Utilization reports are not a limit.
-            let algorithm = built.unwrap_or_else(|_| UtilizationReports::new(Micros::from_secs(10)).into());
-            for (write, charge) in foreign.iter().flat_map(|write| [(write, Charge::Each), (write, Charge::All)]) {
-                let what = format!("{}, {write:?}, {charge:?}, {count_denied:?}", kind.name);
-                let (key, other) = (format!("{{spoiled}}{}", kind.name), format!("{{spoiled}}{} 2", kind.name));
-                let name = format!("sluicegate:{key}");
-                server.cli(&["del", &name, &format!("sluicegate:{other}"), "sluicegate:{fine}"]);
-                server.cli(&[&[write[0], &name], &write[1..]].concat());
-                let [other, key, fine] = [&*other, &*key, "{fine}"].map(|name| Counter::new(name, algorithm));
-                let (spoiled, fine) = ([other.take(1), key.take(1)], [fine.take(1)]);
-                let (one, fine) =
-                    tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
-                assert!(one.iter().chain(&fine).all(Result::is_ok), "{what}: {one:?} {fine:?}");
-                // A value that looks like a used-up counter can deny.
-                let lifetime: i64 = server.cli(&["pttl", &name]).parse().unwrap();
-                let was_foreign = write[0] != "set";
-                assert!(lifetime > 0 || lifetime == -2 && !was_foreign, "{what}: {lifetime} ms, {one:?}");
-            }
+            let limit = (kind.build)(&LimitSpec { warm_up, classes, count_denied, ..spec }).unwrap();
+            programs.push((kind.name, limit.into()));
+            programs.extend(limit.leasing().map(|leasing| (kind.name, leasing)));
+        }
+    }
+    for (title, program) in programs {
+        for (write, charge) in foreign.iter().flat_map(|write| [(write, Charge::Each), (write, Charge::All)]) {
+            let what = format!("{program:?}, {write:?}, {charge:?}");
+            let (key, other) = (format!("{{spoiled}}{title}"), format!("{{spoiled}}{title} 2"));
+            let name = format!("sluicegate:{key}");
+            server.cli(&["del", &name, &format!("sluicegate:{other}"), "sluicegate:{fine}"]);
+            server.cli(&[&[write[0], &name], &write[1..]].concat());
+            let [other, key, fine] = [&*other, &*key, "{fine}"].map(|name| Counter::new(name, program));
+            let (spoiled, fine) = ([other.take(1), key.take(1)], [fine.take(1)]);
+            let (one, fine) = tokio::join!(redis.apply(&spoiled, charge, now), redis.apply(&fine, Charge::Each, now));
+            assert!(one.iter().chain(&fine).all(Result::is_ok), "{what}: {one:?} {fine:?}");
+            // A value that looks like a used-up counter can deny.
+            let lifetime: i64 = server.cli(&["pttl", &name]).parse().unwrap();
+            let was_foreign = write[0] != "set";
+            assert!(lifetime > 0 || lifetime == -2 && !was_foreign, "{what}: {lifetime} ms, {one:?}");
         }
     }
 }

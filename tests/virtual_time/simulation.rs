@@ -20,7 +20,7 @@ use std::{
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Consistency, MaxHits, Micros, Operation, State,
+        Action, Algorithm, Consistency, MaxHits, Micros, Operation, Program, State,
         fixed_window::FixedWindow,
         gcra::Gcra,
         sliding_log::SlidingLog,
@@ -127,17 +127,17 @@ impl World {
 
     fn step(&self, states: &mut [State; 2], hit: &Hit<&Counter>, action: Action, at: Micros) -> StepOutcome {
         let state = &mut states[counter_index(&hit.counter.name)];
-        let (mut algorithm, mut cost) = (hit.counter.algorithm, hit.cost);
+        let (mut program, mut cost) = (hit.counter.program, hit.cost);
         let for_lease = action == Action::Take && hit.counter.consistency == Consistency::Exact;
-        if self.fault == Fault::NoEscrow && algorithm.name().ends_with("on lease") {
-            let limit =
-                algorithm.apply(&mut State::default(), Operation { action: Action::Peek, cost: 0, now: at }).remaining;
-            algorithm = bucket(limit);
+        if self.fault == Fault::NoEscrow && matches!(program, Program::LeasedBucket(_)) {
+            let peek = Operation { action: Action::Peek, cost: 0, now: at };
+            let limit = program.apply(&mut State::default(), peek).remaining;
+            program = bucket(limit).into();
         }
         if for_lease && self.fault == Fault::DoubleGrant {
             cost /= 2;
         }
-        let allowed = algorithm.step(state, Operation { action, cost, now: at });
+        let allowed = program.step(state, Operation { action, cost, now: at });
         StepOutcome { allowed, action, at, state: state.clone() }
     }
 }

@@ -35,30 +35,31 @@ fn apply_all(input: &mut Unstructured<'_>) -> Result<()> {
     };
     // A sliding window also stores the buckets between two hits.
     let buckets = spec.buckets.unwrap_or_default() as usize;
-    let algorithm = if input.ratio(1, 4)? { algorithm.leasing().unwrap_or(algorithm) } else { algorithm };
+    let leasing = if input.ratio(1, 4)? { algorithm.leasing() } else { None };
     let length = input.int_in_range(0..=200)?;
     let mut state = State::from_bytes(input.bytes(length)?);
     let mut now = Micros::new(START);
     for _ in 0..8 {
         let algorithm = algorithm.with_context(context(input)?);
+        let program = leasing.unwrap_or(algorithm.into());
         let operation = Operation { action: action(input)?, cost: input.int_in_range(0..=u64::MAX)?, now };
         let length = state.as_bytes().len();
-        let decision = algorithm.apply(&mut state, operation);
+        let decision = program.apply(&mut state, operation);
         let added = MAX_BYTES_PER_HIT * operation.cost.min(MAX_COUNTED) as usize;
         assert!(
             state.as_bytes().len() <= length + added + MAX_BUCKET_BYTES * buckets + 64,
-            "{algorithm:?} {operation:?}: {length} bytes, {state:?}"
+            "{program:?} {operation:?}: {length} bytes, {state:?}"
         );
         let count = decision.remaining.max(decision.used);
-        assert!(count <= MAX_NUMBER, "{algorithm:?} {operation:?}: {decision:?} of {state:?}");
+        assert!(count <= MAX_NUMBER, "{program:?} {operation:?}: {decision:?} of {state:?}");
         let wait = decision.retry_after.unwrap_or_default().max(decision.delay);
-        assert!(wait <= MAX_PERIOD + MAX_PERIOD, "{algorithm:?} {operation:?}: {decision:?} of {state:?}");
+        assert!(wait <= MAX_PERIOD + MAX_PERIOD, "{program:?} {operation:?}: {decision:?} of {state:?}");
         if operation.action == Action::Take {
             let latest = now + MAX_PERIOD + MAX_PERIOD + CLOCK_SLACK;
-            let expires = algorithm.expires(&state, now);
-            assert!(expires <= latest, "{algorithm:?}: the state {state:?} expires at {expires:?}");
+            let expires = program.expires(&state, now);
+            assert!(expires <= latest, "{program:?}: the state {state:?} expires at {expires:?}");
         }
-        let _ = (algorithm.parts(&state, now), algorithm.denial_counts(&state, now));
+        let _ = (algorithm.parts(&state, now), program.denial_counts(&state, now));
         now = Micros::new(now.get().saturating_add_signed(input.int_in_range(-100_000_000..=10_000_000_000)?));
     }
     Ok(())

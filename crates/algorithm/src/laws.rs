@@ -481,7 +481,7 @@ fn a_cost_above_the_largest_limit_is_denied_and_stays_above_it_in_scripts() {
     for limit in limits_of([MaxHits::MAX, MaxHits::MAX, max_entries, max_slots]) {
         let take = Operation { action: Action::Take, cost: u64::MAX, now: Micros::new(START) };
         assert!(!limit.step(&mut State::default(), take), "{limit:?}");
-        let (names, _) = Algorithm::SCRIPTS[limit.index()];
+        let names = Algorithm::SCRIPTS[limit.index()].arguments;
         let argument = |name| limit.arguments(take)[names.iter().position(|other| *other == name).unwrap()];
         assert!(argument("cost") > argument("ceiling"), "{limit:?}");
     }

@@ -1,13 +1,18 @@
 //! Rate limiting algorithms: pure integer arithmetic on a few bytes of state, without I/O and without a clock.
 //!
-//! Every algorithm implements [`Limiter`] in a folder with the same files: `mod.rs` (the type and its arithmetic),
-//! `script.lua` (the same state transition for Redis; token bucket, leaky bucket and GCRA share `bucket/script.lua`)
-//! and `tests.rs`. The `list` module names all algorithms, and no other code has to. docs/reference/algorithms.md
-//! contains the formulas with their units, sources and bounds.
+//! A store runs a [`CounterProgram`] on the state of a counter. A program has two halves. [`CounterProgram::step`]
+//! changes the state and has to be atomic: a store runs it while it holds the lock of the counter, and the Lua script is
+//! its equivalent for Redis. [`CounterProgram::explain`] computes the [`Decision`] from the state after a step. It exists
+//! only once, in Rust, for every store.
 //!
-//! An algorithm has two halves. [`Limiter::step`] changes the state and has to be atomic: a store runs it while it
-//! holds the lock of the counter, and the Lua script is its equivalent for Redis. [`Limiter::explain`] computes the
-//! [`Decision`] from the state after a step. It exists only once, in Rust, for every store.
+//! Algorithms are the programs of limits: they implement [`Limiter`], too, which builds them from the parameters of a rule
+//! and says how their hits can be leased or counted elsewhere. Three programs are no limits: the bucket from which leases
+//! are taken ([`leased_bucket`]), and what callers report ([`reports`], [`assignments`]).
+//!
+//! Every program has a folder with the same files: `mod.rs` (the type and its arithmetic), `script.lua` (the same state
+//! transition for Redis; token bucket, leaky bucket and GCRA share `bucket/script.lua`) and `tests.rs`. The modules `list`
+//! and `program` name all algorithms and programs, and no other code has to. docs/reference/algorithms.md contains the
+//! formulas with their units, sources and bounds.
 
 pub mod adaptive;
 pub mod assignments;
@@ -30,6 +35,7 @@ mod limit_spec;
 mod list;
 mod max_hits;
 mod micros;
+mod program;
 mod proportion;
 mod rate;
 pub mod reports;
@@ -47,9 +53,8 @@ pub use limit_spec::{AlgorithmKind, InvalidLimit, LimitSpec};
 pub use list::Algorithm;
 pub use max_hits::MaxHits;
 pub use micros::Micros;
+pub use program::{Arguments, CounterProgram, Program, Script};
 pub use state::State;
-
-use smallvec::SmallVec;
 
 /// Largest count and longest duration that every store can hold: numbers in Lua are doubles, exact up to 2⁵³.
 pub const MAX_NUMBER: u64 = (1 << 53) - 1;
@@ -71,7 +76,7 @@ pub const CLOCK_SLACK: Micros = Micros::from_secs(60);
 /// Maximum length of a fixed window and maximum drain time of a bucket: 100 years of 365 days.
 pub const MAX_PERIOD: Micros = Micros::from_secs(100 * 31_536_000);
 
-/// Beginning of the Redis program: Lua helpers that several scripts call.
+/// Beginning of the combined Redis script: Lua helpers that several scripts call.
 pub const PRELUDE: &str = include_str!("prelude.lua");
 
 /// The effect of an [`Operation`] on a counter.
@@ -167,36 +172,15 @@ pub struct Decision {
     pub delay: Micros,
 }
 
-/// Numbers that a script receives for one operation, in the order of [`Limiter::ARGUMENTS`].
-pub type Arguments = SmallVec<[u64; 12]>;
-
-/// The interface of every algorithm. Implementors are small values that are validated on creation, so only
-/// [`Limiter::build`] can fail.
-pub trait Limiter: Copy + Into<Algorithm> {
+/// The interface of every algorithm: a program that counts for a limit. Implementors are small values that are validated
+/// on creation, so only [`Limiter::build`] can fail.
+pub trait Limiter: CounterProgram + Into<Algorithm> {
     /// Name of the algorithm in rule files. Variants that a rule selects by a keyword of another algorithm have names
     /// with spaces.
     const NAME: &'static str;
 
     /// Keywords that a rule may add for this algorithm, besides those that all algorithms accept.
     const KEYWORDS: &'static [&'static str];
-
-    /// Short prefix for keys, which separates the counters of different algorithms.
-    const TAG: &'static str;
-
-    /// Lua equivalent of [`Limiter::step`]: the body of a function that returns `allowed` (1 or 0) and the new state.
-    ///
-    /// The script can use everything in `prelude.lua`, the [`Limiter::ARGUMENTS`] by their names, and:
-    ///
-    /// - `key`, and `keep`: the milliseconds by which the key outlives its use
-    /// - `action`: `TAKE`, `PEEK`, `REFUND` or `ROLL_BACK`, and `taken`: the instant of the take to roll back
-    /// - `now` in microseconds
-    /// - `more`: the position of further arguments in `records`
-    ///
-    /// The state is a string of the same bytes as [`State`], or an integer, which stands for its eight bytes.
-    const SCRIPT: &'static str;
-
-    /// Names that the script uses for the first of [`Limiter::arguments`].
-    const ARGUMENTS: &'static [&'static str];
 
     /// Builds the algorithm with the parameters of a limit, which allows at least one hit per window.
     ///
@@ -212,9 +196,6 @@ pub trait Limiter: Copy + Into<Algorithm> {
         None
     }
 
-    /// Returns the numbers that the script receives for one operation.
-    fn arguments(&self, operation: Operation) -> Arguments;
-
     /// Returns a part of the key that separates counters of one descriptor whose states cannot be distinguished.
     fn scope(&self) -> Option<u64> {
         None
@@ -226,38 +207,11 @@ pub trait Limiter: Copy + Into<Algorithm> {
         self
     }
 
-    /// Changes the state and returns whether the cost is allowed. A peek takes nothing.
-    fn step(&self, state: &mut State, operation: Operation) -> bool;
-
-    /// Computes the decision from the state after a step.
-    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision;
-
-    /// Returns whether a denied take counts as well.
-    fn counts_denied(&self) -> bool {
-        false
-    }
-
-    /// Returns whether a denial by this state must not be cached, because it changes later decisions or may end at any
-    /// moment.
-    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
-        self.counts_denied()
-    }
-
-    /// Returns the algorithm that takes leases from the same counter: it denies takes that are only allowed by a soft
+    /// Returns the program that takes leases from the same counter: it denies takes that are only allowed by a soft
     /// limit, and its denials do not count. Returns `None` if hits that are spent later could add up to more than the
     /// limit.
-    fn leasing(&self) -> Option<Algorithm> {
+    fn leasing(&self) -> Option<Program> {
         None
-    }
-
-    /// Returns the end of a lease that was taken at `counted`. Only meaningful for the result of [`Self::leasing`].
-    fn lease_ends(&self, counted: Micros) -> Micros {
-        counted
-    }
-
-    /// Returns the minimum lifetime of a lease, if it is constant.
-    fn lease_lifetime(&self) -> Micros {
-        MAX_PERIOD
     }
 
     /// Returns the algorithm that counts hits which were allowed elsewhere: a take counts even if it is denied, and a
@@ -284,7 +238,4 @@ pub trait Limiter: Copy + Into<Algorithm> {
     fn parts(&self, _state: &State, _now: Micros) -> Vec<CounterPart> {
         Vec::new()
     }
-
-    /// Returns the instant from which the state has the same meaning as a new one.
-    fn expires(&self, state: &State, now: Micros) -> Micros;
 }

@@ -1,10 +1,10 @@
 //! The list of algorithms, and the code that is generated from it.
 
 use super::{
-    AlgorithmKind, Arguments, CounterPart, Decision, LimitSpec, Limiter, Micros, Operation, RequestContext, State,
-    adaptive::Adaptive, assignments::Assignments, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra,
-    leaky_bucket::LeakyBucket, leased_bucket::LeasedBucket, reports::UtilizationReports, shares::Shares,
-    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    AlgorithmKind, Arguments, CounterPart, CounterProgram, Decision, LimitSpec, Limiter, Micros, Operation, Program,
+    RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra,
+    leaky_bucket::LeakyBucket, program::Script, shares::Shares, sliding_log::SlidingLog, sliding_window::SlidingWindow,
+    token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -27,21 +27,20 @@ macro_rules! algorithms {
         )+
 
         impl Algorithm {
-            /// Argument names and Lua body of the script of each algorithm, in the order of [`Algorithm::index`].
-            pub const SCRIPTS: &'static [(&'static [&'static str], &'static str)] =
-                &[$(($limiter::ARGUMENTS, $limiter::SCRIPT)),+];
+            /// Scripts of the algorithms, in the order of [`Algorithm::index`].
+            pub(super) const SCRIPTS: &'static [Script] = &[$(Script::of::<$limiter>()),+];
 
             /// Kinds of the algorithms, in the order of [`Algorithm::index`].
             pub const KINDS: &'static [AlgorithmKind] =
                 &[$(AlgorithmKind { name: $limiter::NAME, keywords: $limiter::KEYWORDS, build: $limiter::build }),+];
 
-            /// Returns the index in the list, which selects the script.
+            /// Returns the index in the list.
             #[must_use]
             pub fn index(&self) -> usize {
                 [$(matches!(self, Self::$limiter(_))),+].iter().position(|is| *is).unwrap_or_default()
             }
 
-            /// See [`Limiter::TAG`].
+            /// See [`CounterProgram::TAG`].
             #[must_use]
             pub fn tag(&self) -> &'static str {
                 match self { $(Self::$limiter(_) => $limiter::TAG),+ }
@@ -59,7 +58,7 @@ macro_rules! algorithms {
                 match self { $(Self::$limiter(limiter) => limiter.spec()),+ }
             }
 
-            /// See [`Limiter::arguments`].
+            /// See [`CounterProgram::arguments`].
             #[must_use]
             pub fn arguments(&self, operation: Operation) -> Arguments {
                 match self { $(Self::$limiter(limiter) => limiter.arguments(operation)),+ }
@@ -77,24 +76,24 @@ macro_rules! algorithms {
                 match self { $(Self::$limiter(limiter) => limiter.with_context(context).into()),+ }
             }
 
-            /// See [`Limiter::step`].
+            /// See [`CounterProgram::step`].
             pub fn step(&self, state: &mut State, operation: Operation) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.step(state, operation)),+ }
             }
 
-            /// See [`Limiter::explain`].
+            /// See [`CounterProgram::explain`].
             #[must_use]
             pub fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
                 match self { $(Self::$limiter(limiter) => limiter.explain(state, operation, allowed)),+ }
             }
 
-            /// See [`Limiter::counts_denied`].
+            /// See [`CounterProgram::counts_denied`].
             #[must_use]
             pub fn counts_denied(&self) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.counts_denied()),+ }
             }
 
-            /// See [`Limiter::denial_counts`].
+            /// See [`CounterProgram::denial_counts`].
             #[must_use]
             pub fn denial_counts(&self, state: &State, now: Micros) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.denial_counts(state, now)),+ }
@@ -102,17 +101,17 @@ macro_rules! algorithms {
 
             /// See [`Limiter::leasing`].
             #[must_use]
-            pub fn leasing(&self) -> Option<Algorithm> {
+            pub fn leasing(&self) -> Option<Program> {
                 match self { $(Self::$limiter(limiter) => limiter.leasing()),+ }
             }
 
-            /// See [`Limiter::lease_ends`].
+            /// See [`CounterProgram::lease_ends`].
             #[must_use]
             pub fn lease_ends(&self, counted: Micros) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.lease_ends(counted)),+ }
             }
 
-            /// See [`Limiter::lease_lifetime`].
+            /// See [`CounterProgram::lease_lifetime`].
             #[must_use]
             pub fn lease_lifetime(&self) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.lease_lifetime()),+ }
@@ -142,7 +141,7 @@ macro_rules! algorithms {
                 match self { $(Self::$limiter(limiter) => limiter.parts(state, now)),+ }
             }
 
-            /// See [`Limiter::expires`].
+            /// See [`CounterProgram::expires`].
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.expires(state, now)),+ }
@@ -159,12 +158,9 @@ algorithms![
     WarmUp,
     LeakyBucket,
     Gcra,
-    LeasedBucket,
     Concurrency,
     Shares,
-    UtilizationReports,
     Adaptive,
-    Assignments,
 ];
 
 impl Algorithm {
@@ -173,7 +169,7 @@ impl Algorithm {
 
     /// Returns the algorithms that a rule can name.
     ///
-    /// The names of leased buckets and of variants that a keyword selects contain spaces, and rules cannot use them.
+    /// The names of variants that a keyword selects contain spaces, and rules cannot use them.
     pub fn named() -> impl Iterator<Item = AlgorithmKind> {
         Self::KINDS.iter().copied().filter(|kind| !kind.name.contains(' '))
     }

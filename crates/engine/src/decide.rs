@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use sluicegate_algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, Program, State};
 use sluicegate_metrics::WorkerId;
 use sluicegate_rules::{FailurePolicy, Limit, Metadata, Rule, RuleSet};
 use sluicegate_store::{Blocks, Charge, Counter, Decider, Hit, HitDecision, Memory, Store, StoreError, memory};
@@ -241,15 +241,16 @@ impl<S> Engine<S> {
         feedback: Feedback,
         shard_by: &[Box<str>],
     ) -> ChargedLimit<'s, 'd> {
-        let mut algorithm = *applied.limit.algorithm();
+        let algorithm = applied.limit.algorithm();
+        let mut program = Program::Limit(*algorithm);
         let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &algorithm, hash);
+        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &program, hash);
         if let Some(context) = applied.context(descriptor, feedback.sample) {
-            algorithm = algorithm.with_context(context);
+            program = algorithm.with_context(context).into();
         }
         let counter =
-            Counter { name, algorithm, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
+            Counter { name, program, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
         if descriptor.refund {
             applied.series.count_refunded(self.worker, descriptor.hits);
         } else {
@@ -383,7 +384,7 @@ impl<S> Engine<S> {
                 if let Some(context) = applied.context(descriptor, None) {
                     algorithm = algorithm.with_context(context);
                 }
-                let counter = Counter { algorithm, ..hit.counter.clone() };
+                let counter = Counter { program: algorithm.into(), ..hit.counter.clone() };
                 let local_hit = Hit { action: hit.action, ..counter.take(descriptor.hits) };
                 let answer = self.local.decide(&local_hit, now);
                 self.count(descriptor, applied, &instance_limit, &answer, true, now);

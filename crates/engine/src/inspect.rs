@@ -1,7 +1,7 @@
 //! Operations of the admin API on one descriptor: inspecting and deleting its counter, and refunding hits.
 
 use sluicegate_algorithm::{
-    Action, Algorithm, CounterPart, Decision, Micros, Operation, State, assignments::Assignments, forecast,
+    Action, Algorithm, CounterPart, Decision, Micros, Operation, Program, State, assignments::Assignments, forecast,
 };
 use sluicegate_rules::{Entry, Limit, Rule};
 use sluicegate_store::{Counter, Store, StoreError};
@@ -122,9 +122,9 @@ impl<S: Store> Engine<S> {
         let (base_quota, _) = applied.base_limit().policy();
         let quota = decision.limit.map_or(base_quota, u64::from);
         let never_fits = !allowed && never_fits(decision.retry_after, quota, hits.into());
-        let shares = Algorithm::from(Assignments::new(Assignments::MAX_TTL));
-        let name = self.counter_name(&snapshot, domain, entries, applied, &shares);
-        let shares = Counter { name, algorithm: shares, ..stored };
+        let shares = Assignments::new(Assignments::MAX_TTL);
+        let name = self.counter_name(&snapshot, domain, entries, applied, shares);
+        let shares = Counter { name, program: shares.into(), ..stored };
         let (shares_state, _) = self.store.read(&shares, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
         let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
@@ -173,24 +173,24 @@ impl<S> Engine<S> {
             request.domain,
             &request.descriptors[0].entries,
             applied,
-            applied.limit.algorithm(),
+            *applied.limit.algorithm(),
         );
         CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 
-    /// Returns the name of the counter with this algorithm of the limit that applies to `entries`.
+    /// Returns the name of the counter with this program of the limit that applies to `entries`.
     pub(super) fn counter_name(
         &self,
         snapshot: &Snapshot,
         domain: &str,
         entries: &[Entry<'_>],
         applied: &AppliedLimit<'_>,
-        algorithm: &Algorithm,
+        program: impl Into<Program>,
     ) -> Vec<u8> {
         let shard_by = snapshot.rules().settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        key::name(self.scope, domain, shard_by, entries, &applied.path, algorithm, hash)
+        key::name(self.scope, domain, shard_by, entries, &applied.path, &program.into(), hash)
     }
 }
 

@@ -12,7 +12,7 @@
 use std::io::Write;
 
 use sha2::{Digest, Sha256};
-use sluicegate_algorithm::Algorithm;
+use sluicegate_algorithm::{Algorithm, Program};
 use sluicegate_placement::{ESCAPED, ESCAPED_PATTERN, escape};
 use sluicegate_rules::{Entry, Node, Segment};
 use smallvec::SmallVec;
@@ -36,7 +36,7 @@ pub(super) fn name(
     shard_by: &[Box<str>],
     entries: &[Entry<'_>],
     path: &[&Node],
-    algorithm: &Algorithm,
+    program: &Program,
     hash: Option<&ValueHash>,
 ) -> Vec<u8> {
     let mut name = Vec::with_capacity(128);
@@ -69,8 +69,8 @@ pub(super) fn name(
         }
         name.push(b'|');
     }
-    name.extend_from_slice(algorithm.tag().as_bytes());
-    if let Some(scope) = algorithm.scope() {
+    name.extend_from_slice(program.tag().as_bytes());
+    if let Some(scope) = program.algorithm().and_then(Algorithm::scope) {
         name.push(b':');
         name.extend_from_slice(itoa::Buffer::new().format(scope).as_bytes());
     }

@@ -74,7 +74,7 @@ pub fn counter(
     let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
     let limit = rule.limit.as_ref()?;
     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-    let name = key::name("", domain, shard_by, entries, &path, limit.algorithm(), hash);
+    let name = key::name("", domain, shard_by, entries, &path, &(*limit.algorithm()).into(), hash);
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use sluicegate_algorithm::{
-    Algorithm, Micros, RequestContext,
+    Micros,
     reports::{Utilization, UtilizationReports},
 };
 use sluicegate_placement::{ESCAPED, escape};
@@ -98,10 +98,9 @@ impl<S: Store> Engine<S> {
     ///
     /// Returns an error if the store fails, or if the resource already has the maximum number of other reporters.
     pub async fn report(&self, report: &Report<'_>, now: Micros) -> Result<Option<Utilization>, ReportError> {
-        let context = RequestContext { holder: holder_id(report.reporter), ..RequestContext::default() };
-        let algorithm = Algorithm::from(UtilizationReports::new(report.ttl)).with_context(context);
+        let reports = UtilizationReports::new(report.ttl).with_reporter(holder_id(report.reporter));
         let share = (report.utilization.clamp(0.0, 1.0) * UtilizationReports::FULL_UTILIZATION as f64).round() as u64;
-        let counter = Counter::new(key(report.resource), algorithm);
+        let counter = Counter::new(key(report.resource), reports);
         let decision = only_answer(self.store.apply(&[counter.take(share)], Charge::Each, now).await)?.decision;
         if !decision.allowed {
             return Err(ReportError::Full);
@@ -111,8 +110,8 @@ impl<S: Store> Engine<S> {
 
     /// Returns the utilization of each resource by all its reports; `None` if it has none.
     pub async fn utilization(&self, resources: &[&str], now: Micros) -> Vec<Result<Option<Utilization>, StoreError>> {
-        let algorithm = Algorithm::from(UtilizationReports::new(Micros::ZERO));
-        let counters: Vec<_> = resources.iter().map(|resource| Counter::new(key(resource), algorithm)).collect();
+        let reports = UtilizationReports::new(Micros::ZERO);
+        let counters: Vec<_> = resources.iter().map(|resource| Counter::new(key(resource), reports)).collect();
         let hits: Vec<_> = counters.iter().map(|counter| counter.take(0).peek()).collect();
         let answers = self.store.apply(&hits, Charge::Each, now).await;
         answers.into_iter().map(|answer| Ok(UtilizationReports::read(&answer?.decision))).collect()

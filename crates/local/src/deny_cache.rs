@@ -23,7 +23,7 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Consistency, Decision, Micros, Operation, Program, State};
 use sluicegate_cache::{Expiring, SetAssociativeCache};
 use sluicegate_store::{Counter, Hit, StepOutcome};
 use smallvec::SmallVec;
@@ -75,7 +75,7 @@ pub(super) struct Lookup {
 
 /// A cached denial. It is valid while `refunds` equals the counter's refund count.
 struct Denial {
-    algorithm: Algorithm,
+    program: Program,
     refunds: u32,
     /// Time of the store call, by this instance's clock.
     called_at: Duration,
@@ -149,15 +149,15 @@ impl DenyCache {
         }
         self.denials.lookup(lookup.identity, |denial| {
             let holds = now >= denial.called_at && now < denial.expires_at && denial.refunds == lookup.refunds;
-            if !holds || denial.algorithm != hit.counter.algorithm {
+            if !holds || denial.program != hit.counter.program {
                 return None;
             }
             let age = (now - denial.called_at).as_micros();
             let at = denial.decided_at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX));
             let state = &mut denial.state;
             let operation = hit.operation(at);
-            let passes = hit.counter.algorithm.step(state, Operation { action: Action::Peek, ..operation });
-            (!passes).then(|| hit.counter.algorithm.explain(state, operation, false))
+            let passes = hit.counter.program.step(state, Operation { action: Action::Peek, ..operation });
+            (!passes).then(|| hit.counter.program.explain(state, operation, false))
         })
     }
 
@@ -173,7 +173,7 @@ impl DenyCache {
         if hit.action.releases() {
             // A denial that was cached while this call was under way is invalid as well.
             self.invalidate(lookup.identity);
-        } else if outcome.allowed || hit.is_ahead || hit.counter.algorithm.denial_counts(&outcome.state, outcome.at) {
+        } else if outcome.allowed || hit.is_ahead || hit.counter.program.denial_counts(&outcome.state, outcome.at) {
             // The counter has changed since the cached denial.
             self.denials.remove(lookup.identity);
         } else {
@@ -184,7 +184,7 @@ impl DenyCache {
             let expires_at = called_at.saturating_add(max_age);
             self.denials.put(
                 identity,
-                Denial { algorithm: hit.counter.algorithm, refunds, called_at, expires_at, decided_at: at, state },
+                Denial { program: hit.counter.program, refunds, called_at, expires_at, decided_at: at, state },
             );
         }
         decision
@@ -211,11 +211,11 @@ mod tests {
 
     /// Returns a denial of 10 hits after `used` hits, 30 s into a window by the store's clock.
     fn denial(counter: &Counter, used: u64) -> StepOutcome {
-        let algorithm = &counter.algorithm;
+        let program = &counter.program;
         let (mut state, now) = (State::default(), Micros::from_secs(30));
-        let taken = algorithm.step(&mut state, Operation { action: Action::Take, cost: used, now });
+        let taken = program.step(&mut state, Operation { action: Action::Take, cost: used, now });
         assert!(taken);
-        let allowed = algorithm.step(&mut state, Operation { action: Action::Take, cost: 10, now });
+        let allowed = program.step(&mut state, Operation { action: Action::Take, cost: 10, now });
         StepOutcome { allowed, action: Action::Take, at: now, state }
     }
 

@@ -49,12 +49,17 @@ impl EventualCounter {
     }
 
     /// Decides a hit. Returns `None` if the state is older than `max_staleness`.
-    pub(super) fn decide(&mut self, hit: &Hit<&Counter>, now: Duration, max_staleness: Duration) -> Option<Decision> {
+    pub(super) fn decide(
+        &mut self,
+        algorithm: &Algorithm,
+        hit: &Hit<&Counter>,
+        now: Duration,
+        max_staleness: Duration,
+    ) -> Option<Decision> {
         if now.saturating_sub(self.called_at) > max_staleness {
             return None;
         }
         self.last_used = now;
-        let algorithm = &hit.counter.algorithm;
         let operation = Operation { action: hit.action, cost: hit.cost, now: self.store_time(now) };
         let allowed = algorithm.step(&mut self.state, operation);
         self.pending.count(algorithm, operation, allowed);
@@ -180,7 +185,7 @@ mod tests {
     }
 
     fn take(counter: &mut EventualCounter, algorithm: &Algorithm, cost: u64, now: Duration) -> Option<(bool, u64)> {
-        let decision = counter.decide(&Counter::new(b"k", *algorithm).take(cost), now, MAX_STALENESS)?;
+        let decision = counter.decide(algorithm, &Counter::new(b"k", *algorithm).take(cost), now, MAX_STALENESS)?;
         Some((decision.allowed, decision.remaining))
     }
 
@@ -217,7 +222,7 @@ mod tests {
         let hits = counter.begin_report(&rule, at(200)).unwrap();
         store.report(&mut counter, hits, at(200));
         // 190 hits of 100, less 20 that have drained: all hits are denied until the debt has drained.
-        let denial = counter.decide(&Counter::new(b"k", rule).take(1), at(200), MAX_STALENESS).unwrap();
+        let denial = counter.decide(&rule, &Counter::new(b"k", rule).take(1), at(200), MAX_STALENESS).unwrap();
         assert_eq!((denial.allowed, denial.retry_after), (false, Some(Micros::new(710_000))));
         assert_eq!(take(&mut counter, &rule, 1, at(909)), Some((false, 0)));
         assert_eq!(take(&mut counter, &rule, 1, at(910)), Some((true, 0)));
@@ -276,7 +281,7 @@ mod tests {
         assert_eq!(counter.begin_report(&rule, at(60_001)), Some(3), "the hits of the new window still count");
         counter.finish_report(&rule, Err(StoreError::Unavailable), at(60_001), at(60_002));
         let later = Counter::new(b"k", rule);
-        assert!(counter.decide(&later.take(2), at(120_000), 2 * MAX_STALENESS).is_some());
+        assert!(counter.decide(&rule, &later.take(2), at(120_000), 2 * MAX_STALENESS).is_some());
         assert_eq!(counter.begin_report(&rule, at(120_001)), Some(2), "the call was not sent in time");
         let (_, mut counter) = Store::with_counter(rule, 0);
         take(&mut counter, &rule, 10, at(59_900));

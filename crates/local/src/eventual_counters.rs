@@ -7,7 +7,7 @@ use std::{
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluicegate_algorithm::{Action, Consistency, Decision};
+use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision};
 use sluicegate_store::{Counter, Hit, StepOutcome, StoreError};
 
 use super::{
@@ -50,6 +50,9 @@ pub(super) struct EventualCounters {
 /// An eventual counter with this instance's copy.
 struct Entry {
     identity: u128,
+    /// The algorithm of the limit.
+    algorithm: Algorithm,
+    /// The counter for reports: it counts what was allowed here.
     counter: Counter,
     copy: EventualCounter,
 }
@@ -76,8 +79,10 @@ impl EventualCounters {
         }
         let max_staleness = self.settings.max_staleness;
         let decide = |entry: &mut Entry| {
-            let is_same = entry.counter.algorithm == hit.counter.algorithm;
-            is_same.then(|| entry.copy.decide(hit, now, max_staleness)).flatten()
+            if hit.counter.program.algorithm() != Some(&entry.algorithm) {
+                return None;
+            }
+            entry.copy.decide(&entry.algorithm, hit, now, max_staleness)
         };
         self.entities.find(identity, decide).flatten()
     }
@@ -91,13 +96,19 @@ impl EventualCounters {
         called_at: Duration,
         now: Duration,
     ) {
+        let Some(algorithm) = hit.counter.program.algorithm() else {
+            return;
+        };
+        let recording = algorithm.recording().into();
         let new = || {
-            let copy = EventualCounter::new(outcome, called_at);
-            Some(Entry { identity, counter: hit.counter.clone(), copy })
+            // The store itself counts exactly.
+            let counter = Counter { program: recording, consistency: Consistency::Exact, ..hit.counter.clone() };
+            Some(Entry { identity, algorithm: *algorithm, counter, copy: EventualCounter::new(outcome, called_at) })
         };
         let _ = self.entities.with_or_insert(identity, new, |entry| {
-            entry.counter.algorithm = hit.counter.algorithm;
-            entry.copy.merge(&hit.counter.algorithm, outcome, called_at, now);
+            entry.algorithm = *algorithm;
+            entry.counter.program = recording;
+            entry.copy.merge(algorithm, outcome, called_at, now);
         });
     }
 
@@ -111,7 +122,7 @@ impl EventualCounters {
         let last_turn = self.last_turn.swap(turn, Relaxed);
         let mut calls = Vec::new();
         self.entities.retain_in_shards(last_turn.max(turn.saturating_sub(SHARDS))..turn, |entry| {
-            calls.extend(entry.copy.begin_report(&entry.counter.algorithm, now).map(|hits| entry.store_call(hits)));
+            calls.extend(entry.copy.begin_report(&entry.algorithm, now).map(|hits| entry.store_call(hits)));
             !entry.copy.is_idle(idle_since)
         });
         calls
@@ -121,7 +132,7 @@ impl EventualCounters {
     pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
         let mut calls = Vec::new();
         self.entities.retain(|entry| {
-            let pending = entry.copy.drain(&entry.counter.algorithm, now);
+            let pending = entry.copy.drain(&entry.algorithm, now);
             calls.extend(pending.map(|hits| entry.store_call(hits)));
             false
         });
@@ -136,7 +147,7 @@ impl EventualCounters {
         called_at: Duration,
         now: Duration,
     ) -> u64 {
-        let finish = |entry: &mut Entry| entry.copy.finish_report(&entry.counter.algorithm, answer, called_at, now);
+        let finish = |entry: &mut Entry| entry.copy.finish_report(&entry.algorithm, answer, called_at, now);
         self.entities.find(call.identity, finish).unwrap_or_default()
     }
 }
@@ -144,12 +155,8 @@ impl EventualCounters {
 impl Entry {
     /// Returns the store call that reports `hits` hits, or reads the counter for 0.
     fn store_call(&self, hits: u64) -> StoreCall {
-        // The store itself counts exactly.
-        let consistency = Consistency::Exact;
-        let algorithm = self.counter.algorithm.recording();
-        let counter = Counter { algorithm, consistency, ..self.counter.clone() };
         let action = if hits > 0 { Action::Take } else { Action::Peek };
-        StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(counter, hits) } }
+        StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(self.counter.clone(), hits) } }
     }
 }
 
@@ -175,7 +182,7 @@ mod tests {
     /// Returns the outcome of a hit of a new counter.
     fn outcome(hit: &Hit<&Counter>) -> StepOutcome {
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = hit.counter.algorithm.step(&mut state, hit.operation(at));
+        let allowed = hit.counter.program.step(&mut state, hit.operation(at));
         StepOutcome { allowed, action: hit.action, at, state }
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros};
+use sluicegate_algorithm::{Action, Consistency, Decision, Micros, Program};
 use sluicegate_store::{Counter, Grant, Hit, StepOutcome};
 use smallvec::SmallVec;
 
@@ -59,8 +59,8 @@ struct LeasedCounter {
     identity: u128,
     /// The counter, with the algorithm of its rule.
     counter: Counter,
-    /// The algorithm with which leases are taken ([`Algorithm::leasing`]).
-    leasing: Algorithm,
+    /// The program that takes leases ([`Algorithm::leasing`](sluicegate_algorithm::Algorithm::leasing)).
+    leasing: Program,
     /// Interval in which the counter's demand is measured.
     interval: Duration,
     lease: Lease,
@@ -134,10 +134,10 @@ impl Leases {
     /// Restores a payment of a denied request to its lease, and revokes its grant.
     ///
     /// If that lease no longer exists, returns the call that rolls the hits back.
-    pub(super) fn restore(&self, identity: u128, rule: &Algorithm, payment: &LeasePayment) -> Option<StoreCall> {
+    pub(super) fn restore(&self, identity: u128, rule: &Program, payment: &LeasePayment) -> Option<StoreCall> {
         let taken_at = payment.taken_at.filter(|_| payment.hits > 0)?;
         let restore = |entity: &mut LeasedCounter| {
-            if entity.counter.algorithm != *rule {
+            if entity.counter.program != *rule {
                 return None;
             }
             let grant = payment.decision.and_then(|decision| decision.grant);
@@ -154,7 +154,7 @@ impl Leases {
             return None;
         }
         let acquire = |entity: &mut LeasedCounter| {
-            let is_same = entity.counter.algorithm == hit.counter.algorithm;
+            let is_same = entity.counter.program == hit.counter.program;
             is_same.then(|| entity.lease.begin_acquire(decision.remaining)).and_then(|hits| entity.take_call(hits))
         };
         self.entities.find(identity, acquire).flatten()
@@ -185,7 +185,7 @@ impl Leases {
         called_at: Duration,
     ) -> Option<StoreCall> {
         let complete = |entity: &mut LeasedCounter| {
-            if entity.leasing != call.hit.counter.algorithm {
+            if entity.leasing != call.hit.counter.program {
                 return None;
             }
             let Some(outcome) = outcome else {
@@ -265,7 +265,7 @@ impl Leases {
             if self.hot_counters.record(identity, hit.cost, now) < HOT_THRESHOLD {
                 return None;
             }
-            let leasing = hit.counter.algorithm.leasing()?;
+            let leasing = hit.counter.program.algorithm()?.leasing()?;
             let lifetime = Duration::from_micros(leasing.lease_lifetime().get());
             Some(LeasedCounter {
                 identity,
@@ -277,7 +277,7 @@ impl Leases {
         };
         let act = |entity: &mut LeasedCounter| {
             // A lease for the old rule is no longer used, so the sweep returns it as idle.
-            if entity.counter.algorithm == hit.counter.algorithm { act(entity) } else { None }
+            if entity.counter.program == hit.counter.program { act(entity) } else { None }
         };
         self.entities.with_or_insert(identity, new, act).flatten()
     }
@@ -310,7 +310,7 @@ impl LeasedCounter {
     }
 
     fn return_idle(&mut self, now: Duration, idle_since: Duration) -> Option<StoreCall> {
-        let unused = self.lease.return_idle(&self.counter.algorithm, now, idle_since)?;
+        let unused = self.lease.return_idle(&self.counter.program, now, idle_since)?;
         Some(self.return_call(&unused))
     }
 
@@ -321,7 +321,7 @@ impl LeasedCounter {
     fn call(&self, action: Action, hits: u64) -> StoreCall {
         // The store itself counts exactly.
         let consistency = Consistency::Exact;
-        let counter = Counter { algorithm: self.leasing, consistency, ..self.counter.clone() };
+        let counter = Counter { program: self.leasing, consistency, ..self.counter.clone() };
         StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(counter, hits) } }
     }
 }
@@ -342,14 +342,14 @@ mod tests {
         let decision = Decision { allowed: true, remaining: 990, ..Decision::default() };
         let call = leases.consider_lease(1, &hit, &decision).unwrap();
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = call.hit.counter.algorithm.step(&mut state, call.hit.operation(at));
+        let allowed = call.hit.counter.program.step(&mut state, call.hit.operation(at));
         let outcome = StepOutcome { allowed, action: Action::Take, at, state };
         assert!(leases.complete(&call, Some(&outcome), Duration::from_millis(1)).is_none());
 
         let payment = take();
         let granted = payment.decision.and_then(|decision| decision.grant).map(|grant| grant.hits.get());
         assert_eq!((payment.hits, granted), (10, Some(5)));
-        assert!(leases.restore(1, &counter.algorithm, &payment).is_none(), "the lease still exists");
+        assert!(leases.restore(1, &counter.program, &payment).is_none(), "the lease still exists");
         let returned: Vec<u64> = leases.drain(Duration::from_millis(2)).iter().map(|call| call.hit.cost).collect();
         assert_eq!(returned, [call.hit.cost]);
     }
@@ -372,7 +372,7 @@ mod tests {
         assert!(complete(false).is_none());
     }
 
-    fn leased(rule: impl Into<Algorithm>) -> Counter {
+    fn leased(rule: impl Into<Program>) -> Counter {
         Counter { consistency: Consistency::Leased, ..Counter::new(b"k", rule) }
     }
 
@@ -393,7 +393,7 @@ mod tests {
         let call = acquire(&leases, &hit, true, now).unwrap();
         assert_eq!(call.hit.cost, 80);
         let (mut state, at) = (State::default(), Micros::from_secs(1));
-        let allowed = call.hit.counter.algorithm.step(&mut state, call.hit.operation(at));
+        let allowed = call.hit.counter.program.step(&mut state, call.hit.operation(at));
         let outcome = StepOutcome { allowed, action: Action::Take, at, state };
         assert!(leases.complete(&call, Some(&outcome), now).is_none());
         let paid = leases.take(&[counter.take(1)], &[1], now);
@@ -403,8 +403,8 @@ mod tests {
     /// The interval is an eighth of the TTL, or a quarter of the lifetime of a short lease.
     #[test]
     fn a_lease_covers_the_demand_of_several_intervals() {
-        let window: Algorithm = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
-        let bucket: Algorithm =
+        let window: Program = FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into();
+        let bucket: Program =
             TokenBucket::new(1_000, Micros::from_secs(1), MaxHits::hard(1_000), false).unwrap().into();
         for (rule, hits, later) in [(window, 20, 125), (bucket, 40, 63)] {
             let leases = Leases::new(&Settings { ttl: Duration::from_secs(1), ..Settings::default() }).unwrap();

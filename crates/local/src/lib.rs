@@ -242,7 +242,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
                 None => next_answer(&mut decisions),
             };
             if is_blocked || !decision.is_ok_and(|hit| hit.decision.allowed) {
-                let rollback = leases.restore(identity, &hit.counter.algorithm, &payment);
+                let rollback = leases.restore(identity, &hit.counter.program, &payment);
                 rollback.into_iter().for_each(|call| self.spawn_call(call, time.now));
             }
             if payment.decision.is_none() && hit.counter.consistency == Consistency::Leased {

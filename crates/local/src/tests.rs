@@ -85,7 +85,7 @@ impl CounterStore for Remote {
         }
         let step = |states: &mut States, hit: &Hit<&Counter>, action: Action| {
             let state = states.entry((hit.counter.name.clone(), hit.counter.per_second)).or_default();
-            let allowed = hit.counter.algorithm.step(state, Operation { action, cost: hit.cost, now });
+            let allowed = hit.counter.program.step(state, Operation { action, cost: hit.cost, now });
             StepOutcome { allowed, action, at: now, state: state.clone() }
         };
         let mut preview = contents.states.clone();

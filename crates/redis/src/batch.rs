@@ -25,8 +25,8 @@ use tokio::{
 
 use super::{
     Shared,
+    combined_script::{self, Call, Keys, Outcome, Step},
     node::{CallError, Node, Redirect},
-    program::{self, Call, Keys, Outcome, Step},
     response_batching::{CallGroups, ResponseBatching},
     topology::Server,
 };
@@ -141,10 +141,10 @@ impl Batcher {
         asking: bool,
     ) -> Result<Steps, CallError> {
         let mut call = Call::default();
-        self.shared.program.add(&mut call, hits, charge, now);
-        let command = self.shared.program.command(&call, Keys::Declared);
+        self.shared.script.add(&mut call, hits, charge, now);
+        let command = self.shared.script.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
-        let (now, mut reply_steps) = program::parse_reply(&reply).ok_or_else(|| self.node.mark_suspect())?;
+        let (now, mut reply_steps) = combined_script::parse_reply(&reply).ok_or_else(|| self.node.mark_suspect())?;
         let steps = reply_steps.take(hits.len()).filter(|_| reply_steps.is_empty());
         let steps = steps.ok_or_else(|| self.node.mark_suspect())?;
         self.report_invalid_states(&steps);
@@ -165,7 +165,7 @@ impl Batcher {
         slot: Option<u16>,
         answer: oneshot::Sender<Result<Steps, CallError>>,
     ) {
-        let can_join = self.shared.program.can_join_requests();
+        let can_join = self.shared.script.can_join_requests();
         let mut pending = self.pending();
         if pending.closed {
             return;
@@ -177,7 +177,7 @@ impl Batcher {
             pending.batches.len() - 1
         });
         let batch = &mut pending.batches[index];
-        self.shared.program.add(&mut batch.call, hits, charge, now);
+        self.shared.script.add(&mut batch.call, hits, charge, now);
         batch.waiters.push(Waiter { hits: hits.len(), answer });
         drop(pending);
         self.ready.notify_one();
@@ -197,7 +197,7 @@ impl Batcher {
                     None if self.shared.topology.is_cluster() => Keys::AsArguments,
                     _ => Keys::Declared,
                 };
-                let (this, command) = (Arc::clone(&self), self.shared.program.command(&batch.call, keys));
+                let (this, command) = (Arc::clone(&self), self.shared.script.command(&batch.call, keys));
                 let call = self.response_batching.sent();
                 tokio::spawn(async move {
                     let reply = this.node.call(&command, false).await;
@@ -223,7 +223,7 @@ impl Batch {
             Ok(reply) => reply,
             Err(error) => return self.fail(&error),
         };
-        let Some((now, mut reply_steps)) = program::parse_reply(&reply) else {
+        let Some((now, mut reply_steps)) = combined_script::parse_reply(&reply) else {
             return self.fail(&node.mark_suspect());
         };
         for waiter in self.waiters {

@@ -5,7 +5,7 @@ use percent_encoding::percent_decode_str;
 use redis::{IntoConnectionInfo, Value};
 use sluicegate_algorithm::{Action, Algorithm, LimitSpec, Micros, Operation};
 
-use super::{Settings, overrides, program, topology};
+use super::{Settings, combined_script, overrides, topology};
 use crate::redact;
 
 /// Parses bytes that a server might send as the reply to each of the service's commands, and explains the states in it.
@@ -19,7 +19,7 @@ pub fn redis_reply(input: &[u8]) {
 }
 
 fn read_steps(reply: &Value) {
-    let Some((now, mut steps)) = program::parse_reply(reply) else {
+    let Some((now, mut steps)) = combined_script::parse_reply(reply) else {
         return;
     };
     let spec = LimitSpec { requests: 10, window: Micros::from_secs(60), ..LimitSpec::default() };
@@ -28,7 +28,7 @@ fn read_steps(reply: &Value) {
         for step in taken {
             for algorithm in &algorithms {
                 let operation = Operation { action: Action::Take, cost: 1, now };
-                let _ = algorithm.explain(&step.state, operation, step.outcome == program::Outcome::Allowed);
+                let _ = algorithm.explain(&step.state, operation, step.outcome == combined_script::Outcome::Allowed);
             }
         }
     }

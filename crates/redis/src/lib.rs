@@ -8,7 +8,7 @@
 //!       Node              its connection to that server, with health checks, a deadline and a breaker
 //! Topology                discovers the servers once for all workers (single, sentinel, cluster, ring)
 //! Login                   credentials from a file or a command, which change while the service runs
-//! Program                 the combined script of the algorithms, the format of its calls and of its replies
+//! CombinedScript          the scripts of all counter programs in one, the format of its calls and of its replies
 //! Health                  the state of the servers, for readiness, metrics and the log
 //! ```
 //!
@@ -16,6 +16,7 @@
 
 mod activity;
 mod batch;
+mod combined_script;
 #[cfg(any(test, feature = "testing"))]
 pub mod controlled;
 mod failure;
@@ -28,7 +29,6 @@ mod multi_node;
 mod node;
 mod overrides;
 mod pool;
-mod program;
 mod redact;
 mod response_batching;
 mod settings;
@@ -51,7 +51,7 @@ use sluicegate_algorithm::Micros;
 use sluicegate_metrics::WorkerId;
 use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcomes, StoreError};
 
-use self::{pool::Pool, program::Program, topology::Topology};
+use self::{combined_script::CombinedScript, pool::Pool, topology::Topology};
 
 /// The clock that steps use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -94,7 +94,7 @@ pub enum SetupError {
 /// State that the workers' connections to one topology share.
 struct Shared {
     settings: Settings,
-    program: Program,
+    script: CombinedScript,
     topology: Arc<Topology>,
     health: Arc<Health>,
 }
@@ -102,8 +102,8 @@ struct Shared {
 impl Shared {
     fn new(url: &str, settings: &Settings, time: Time, metrics: &Metrics) -> Result<Arc<Self>, SetupError> {
         let topology = Arc::new(Topology::new(url, settings)?);
-        let (settings, program) = (settings.clone(), Program::new(settings, time));
-        Ok(Arc::new(Self { settings, program, topology, health: Arc::clone(metrics.health()) }))
+        let (settings, script) = (settings.clone(), CombinedScript::new(settings, time));
+        Ok(Arc::new(Self { settings, script, topology, health: Arc::clone(metrics.health()) }))
     }
 }
 

@@ -21,9 +21,9 @@ use tokio::sync::watch;
 use super::{
     Redis,
     batch::{Batcher, Steps},
+    combined_script::{Outcome, Step},
     node::{CallError, Redirect},
     pool::{MAX_REDIRECTS, Pool, Target},
-    program::{Outcome, Step},
 };
 
 /// The outcome of one hit, or the reason why there is none.
@@ -247,7 +247,7 @@ impl Redis {
         taken_at: Micros,
         now: Micros,
     ) -> StepOutcomes {
-        let counts = |hit: &Hit<&Counter>, step: &StepOutcome| step.allowed || hit.counter.algorithm.counts_denied();
+        let counts = |hit: &Hit<&Counter>, step: &StepOutcome| step.allowed || hit.counter.program.counts_denied();
         let has_taken = |index: &usize| {
             let hit = &hits[*index];
             hit.action == Action::Take && answers[*index].as_ref().is_ok_and(|step| counts(hit, step))

@@ -354,7 +354,7 @@ impl Node {
             return Err(error);
         }
         self.load_script(connection).await?;
-        let probe = self.shared.program.write_probe();
+        let probe = self.shared.script.write_probe();
         match self.send(connection, &probe, false).await {
             // In a cluster the key of the probe can belong to another server.
             Err(error) if !matches!(Failure::of(&error), Failure::Moved | Failure::Ask) => Err(error),
@@ -363,7 +363,7 @@ impl Node {
     }
 
     async fn load_script(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        self.send(connection, &self.shared.program.load_command(), false).await.map(drop)
+        self.send(connection, &self.shared.script.load_command(), false).await.map(drop)
     }
 
     /// Sends a command, and waits for its reply for the time of a call.

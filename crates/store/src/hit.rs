@@ -2,7 +2,7 @@
 
 use std::{borrow::Borrow, num::NonZeroU32};
 
-use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Consistency, Decision, Micros, Operation, Program, State};
 use smallvec::SmallVec;
 
 use super::StoreError;
@@ -10,13 +10,13 @@ use super::StoreError;
 /// Time by which a hit can count in advance.
 pub const AHEAD: Micros = Micros::new(50_000);
 
-/// A counter in a store: its name, and the limit that it counts for.
+/// A counter in a store: its name, and the program that counts.
 #[derive(Clone, Debug)]
 pub struct Counter {
     /// Name of the counter: unambiguous, printable, and of bounded length.
     pub name: Vec<u8>,
-    /// Algorithm of the counter, with its numbers.
-    pub algorithm: Algorithm,
+    /// Program that counts: the algorithm of a limit, with its numbers, or another program.
+    pub program: Program,
     /// Whether the limit has the unit second. Such limits can have a separate store.
     pub per_second: bool,
     /// Consistency of the counter among instances.
@@ -26,8 +26,8 @@ pub struct Counter {
 impl Counter {
     /// Creates a counter with exact consistency in the main store.
     #[must_use]
-    pub fn new(name: impl Into<Vec<u8>>, algorithm: impl Into<Algorithm>) -> Self {
-        Self { name: name.into(), algorithm: algorithm.into(), per_second: false, consistency: Consistency::Exact }
+    pub fn new(name: impl Into<Vec<u8>>, program: impl Into<Program>) -> Self {
+        Self { name: name.into(), program: program.into(), per_second: false, consistency: Consistency::Exact }
     }
 
     /// Returns a binding take of `cost` hits, without demand.
@@ -127,7 +127,7 @@ impl<C: Borrow<Counter>> Hit<C> {
         }
     }
 
-    /// Returns the operation of the algorithm at a time.
+    /// Returns the operation of the program at a time.
     #[must_use]
     pub fn operation(&self, now: Micros) -> Operation {
         let now = if self.is_ahead && self.action == Action::Take { now + AHEAD } else { now };
@@ -218,7 +218,7 @@ impl StepOutcome {
     #[must_use]
     pub fn explain<C: Borrow<Counter>>(&self, hit: &Hit<C>) -> Decision {
         let operation = Operation { action: self.action, ..hit.operation(self.at) };
-        hit.counter.borrow().algorithm.explain(&self.state, operation, self.allowed)
+        hit.counter.borrow().program.explain(&self.state, operation, self.allowed)
     }
 }
 
@@ -252,7 +252,7 @@ mod tests {
         let bucket = LeakyBucket::new(1, Micros::from_secs(1), MaxHits::hard(3), 1, false).unwrap();
         let counter = Counter::new(b"k", bucket);
         let (hit, at, mut state) = (counter.take(1), Micros::from_secs(9), State::default());
-        assert!(counter.algorithm.step(&mut state, hit.operation(at)));
+        assert!(counter.program.step(&mut state, hit.operation(at)));
         let delay = |action| StepOutcome { allowed: true, action, at, state: state.clone() }.explain(&hit).delay;
         assert_eq!((delay(Action::Take), delay(Action::Peek)), (Micros::ZERO, Micros::from_secs(1)));
     }

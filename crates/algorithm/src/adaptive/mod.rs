@@ -8,8 +8,8 @@
 use sluicegate_overload::adaptive::{self, Bounds, Estimate, Method, Window};
 
 use super::{
-    Action, Algorithm, Arguments, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    RequestContext, Sample, State, concurrency::Concurrency,
+    Action, Algorithm, Arguments, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits,
+    Micros, Operation, RequestContext, Sample, State, concurrency::Concurrency,
 };
 
 /// A concurrency limiter with a limit that follows latency.
@@ -114,13 +114,64 @@ impl Adaptive {
     }
 }
 
-impl Limiter for Adaptive {
-    const NAME: &'static str = "adaptive";
-    const KEYWORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
+impl CounterProgram for Adaptive {
     const TAG: &'static str = "ad";
     /// The script of [`Concurrency`], which both algorithms share.
     const SCRIPT: &'static str = Concurrency::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Concurrency::ARGUMENTS;
+
+    fn arguments(&self, operation: Operation) -> Arguments {
+        let mut arguments = self.slots.arguments(operation);
+        if let Some(method) = arguments.last_mut() {
+            *method = 1 + self.method as u64;
+        }
+        let Bounds { floor, ceiling, initial, timeout } = self.bounds;
+        arguments.extend([floor, ceiling, initial].map(u64::from));
+        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, MAX_LATENCY));
+        let dropped = self.sample.is_some_and(|sample| sample.dropped);
+        arguments.extend([timeout, latency, dropped.into()]);
+        arguments
+    }
+
+    fn step(&self, state: &mut State, operation: Operation) -> bool {
+        let (mut learned, slots) = self.learned(state);
+        let tail = state.as_bytes().len() - slots;
+        state.cut_back(tail);
+        let before = Concurrency::in_flight(state, operation.now);
+        let allowed = self.slots(&learned).step(state, operation);
+        // Only the release of a held slot counts as a sample, not a repeated release.
+        if let Some(sample) = self.sample.filter(|_| operation.action == Action::Refund)
+            && Concurrency::in_flight(state, operation.now) < before
+        {
+            self.learn(&mut learned, sample, before, operation.now);
+        }
+        if !state.is_empty() || learned != Learned::new(self.method, &self.bounds) {
+            learned.write(state);
+        }
+        allowed
+    }
+
+    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
+        let (learned, slots) = self.learned(state);
+        let limit = learned.estimate.limit(&self.bounds);
+        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], operation, allowed);
+        Decision { limit: Some(limit), shed: !allowed, ..decision }
+    }
+
+    /// Returns `true`, because a slot may be released at any moment.
+    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
+        true
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let (_, slots) = self.learned(state);
+        self.slots.expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
+    }
+}
+
+impl Limiter for Adaptive {
+    const NAME: &'static str = "adaptive";
+    const KEYWORDS: &'static [&'static str] = &["hold", "holder", "method", "floor", "ceiling", "initial", "timeout"];
 
     /// Builds a limiter. `spec.requests` is the ceiling, and `spec.window` the hold.
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
@@ -157,61 +208,13 @@ impl Limiter for Adaptive {
         Ok(Self::new(method, bounds, spec.window).ok_or(InvalidLimit { keyword: "hold", reason })?.into())
     }
 
-    fn arguments(&self, operation: Operation) -> Arguments {
-        let mut arguments = self.slots.arguments(operation);
-        if let Some(method) = arguments.last_mut() {
-            *method = 1 + self.method as u64;
-        }
-        let Bounds { floor, ceiling, initial, timeout } = self.bounds;
-        arguments.extend([floor, ceiling, initial].map(u64::from));
-        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, MAX_LATENCY));
-        let dropped = self.sample.is_some_and(|sample| sample.dropped);
-        arguments.extend([timeout, latency, dropped.into()]);
-        arguments
-    }
-
     fn with_context(self, context: RequestContext) -> Self {
         Self { slots: self.slots.with_context(context), sample: context.sample, ..self }
-    }
-
-    fn step(&self, state: &mut State, operation: Operation) -> bool {
-        let (mut learned, slots) = self.learned(state);
-        let tail = state.as_bytes().len() - slots;
-        state.cut_back(tail);
-        let before = Concurrency::in_flight(state, operation.now);
-        let allowed = self.slots(&learned).step(state, operation);
-        // Only the release of a held slot counts as a sample, not a repeated release.
-        if let Some(sample) = self.sample.filter(|_| operation.action == Action::Refund)
-            && Concurrency::in_flight(state, operation.now) < before
-        {
-            self.learn(&mut learned, sample, before, operation.now);
-        }
-        if !state.is_empty() || learned != Learned::new(self.method, &self.bounds) {
-            learned.write(state);
-        }
-        allowed
-    }
-
-    fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let (learned, slots) = self.learned(state);
-        let limit = learned.estimate.limit(&self.bounds);
-        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], operation, allowed);
-        Decision { limit: Some(limit), shed: !allowed, ..decision }
-    }
-
-    /// Returns `true`, because a slot may be released at any moment.
-    fn denial_counts(&self, _state: &State, _now: Micros) -> bool {
-        true
     }
 
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
         let (_, slots) = self.learned(state);
         self.slots.held_slots(&state.as_bytes()[..slots], now)
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        let (_, slots) = self.learned(state);
-        self.slots.expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
     }
 }
 

@@ -15,10 +15,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
-    RequestContext, State,
-};
+use super::{Action, Arguments, CLOCK_SLACK, CounterProgram, Decision, Micros, Operation, State};
 
 /// The lifetime of an assignment and its caller. A take replaces the caller's former assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +121,12 @@ impl Assignments {
         Self { ttl: ttl.min(Self::MAX_TTL), caller: 0, held: 0 }
     }
 
+    /// Sets the caller, of whom the lowest 40 bits count.
+    #[must_use]
+    pub fn with_caller(self, caller: u64) -> Self {
+        Self { caller: caller & ((1 << (8 * CALLER_BYTES)) - 1), ..self }
+    }
+
     /// Sets the share that the caller has by its last assignment, in millionths, or 0. If the state does not contain that
     /// assignment, because the store was emptied, the caller gets at most this share: others may not have renewed theirs.
     #[must_use]
@@ -131,7 +134,7 @@ impl Assignments {
         Self { held: share.min(Self::WHOLE), ..self }
     }
 
-    /// Returns the caller's share from a decision of this algorithm.
+    /// Returns the caller's share from a decision of this program.
     #[must_use]
     pub fn read(decision: &Decision) -> Share {
         Share { millionths: decision.used, lifetime: decision.next, more_in: decision.retry_after }
@@ -187,9 +190,7 @@ impl Assignments {
     }
 }
 
-impl Limiter for Assignments {
-    const NAME: &'static str = "assignments of a limit";
-    const KEYWORDS: &'static [&'static str] = &[];
+impl CounterProgram for Assignments {
     const TAG: &'static str = "as";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &[
@@ -207,10 +208,6 @@ impl Limiter for Assignments {
         "demand_unit",
     ];
 
-    fn build(_spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        Err(InvalidLimit { keyword: "algorithm", reason: "assignments are not a limit" })
-    }
-
     fn arguments(&self, operation: Operation) -> Arguments {
         let max_end_ahead = (Self::MAX_TTL + CLOCK_SLACK).get();
         smallvec![
@@ -227,11 +224,6 @@ impl Limiter for Assignments {
             TIME_UNIT,
             DEMAND_UNIT
         ]
-    }
-
-    /// Sets the caller, which is the holder of the context.
-    fn with_context(self, context: RequestContext) -> Self {
-        Self { caller: context.holder & ((1 << (8 * CALLER_BYTES)) - 1), ..self }
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {

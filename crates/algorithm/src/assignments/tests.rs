@@ -14,8 +14,7 @@ fn at(second: u64) -> Micros {
 }
 
 fn apply_for(ttl: u64, state: &mut State, caller: u64, action: Action, demand: u64, second: u64) -> Option<Share> {
-    let context = RequestContext { holder: caller, ..RequestContext::default() };
-    let assignments = Assignments::new(Micros::from_secs(ttl)).with_context(context);
+    let assignments = Assignments::new(Micros::from_secs(ttl)).with_caller(caller);
     let operation = Operation { action, cost: demand, now: at(second) };
     let allowed = assignments.step(state, operation);
     let decision = assignments.explain(state, operation, allowed);
@@ -76,8 +75,7 @@ fn a_reduced_share_is_free_when_the_former_assignment_has_ended() {
 fn a_lost_assignment_is_restored() {
     let mut state = State::default();
     let mut take = |caller, held, demand, second| {
-        let context = RequestContext { holder: caller, ..RequestContext::default() };
-        let assignments = Assignments::new(Micros::from_secs(TTL)).with_held(held).with_context(context);
+        let assignments = Assignments::new(Micros::from_secs(TTL)).with_held(held).with_caller(caller);
         let operation = Operation { action: Action::Take, cost: demand, now: at(second) };
         assert!(assignments.step(&mut state, operation));
         Assignments::read(&assignments.explain(&state, operation, true)).millionths
@@ -98,8 +96,7 @@ fn a_lost_assignment_is_restored() {
 fn a_share_is_kept_for_a_while_and_tells_when_more_is_free() {
     let mut state = State::default();
     let mut take = |caller, demand, second| {
-        let context = RequestContext { holder: caller, ..RequestContext::default() };
-        let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(context);
+        let assignments = Assignments::new(Micros::from_secs(TTL)).with_caller(caller);
         let operation = Operation { action: Action::Take, cost: demand, now: at(second) };
         assert!(assignments.step(&mut state, operation));
         let share = Assignments::read(&assignments.explain(&state, operation, true));
@@ -144,7 +141,7 @@ fn a_former_share_stays_assigned_until_its_end() {
 /// Times are stored in hundredths of a second, and an assignment never ends too early.
 #[test]
 fn an_end_is_rounded_up() {
-    let assignments = Assignments::new(Micros::from_secs(TTL)).with_context(RequestContext::default());
+    let assignments = Assignments::new(Micros::from_secs(TTL));
     let mut state = State::default();
     let now = at(0) + Micros::new(1);
     assert!(assignments.step(&mut state, Operation { action: Action::Take, cost: 1, now }));
@@ -198,7 +195,6 @@ fn the_number_of_callers_is_bounded_and_assignments_of_wrong_clocks_are_ignored(
     assert!(apply(&mut state, 7, Action::Take, 1, 0).is_some(), "this caller has an assignment already");
     assert_eq!(Assignments::assigned(&state, at(0)).unwrap().0, Assignments::MAX_CALLERS as u32);
     assert_eq!(Assignments::valid(&state, Micros::new(START / 2)).count(), 0);
-    assert!(Assignments::build(&LimitSpec::default()).is_err());
 }
 
 proptest! {

@@ -13,8 +13,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter,
-    MaxHits, Micros, Operation, RequestContext, State,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec,
+    Limiter, MaxHits, Micros, Operation, RequestContext, State,
 };
 
 /// A limiter that allows at most `limit` slots at once, each for at most `hold`.
@@ -303,35 +303,12 @@ impl Concurrency {
     }
 }
 
-impl Limiter for Concurrency {
-    const NAME: &'static str = "concurrency";
-    const KEYWORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
+impl CounterProgram for Concurrency {
     const TAG: &'static str = "cc";
     /// The script, which [`super::adaptive`] uses as well.
     const SCRIPT: &'static str = concat!(include_str!("../adaptive/learn.lua"), include_str!("script.lua"));
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "hold", "slack", "holder", "class", "count", "method"];
-
-    /// Builds a limiter. `spec.window` is the hold.
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let max_hits = spec.max_hits(spec.requests.into());
-        if spec.counts_denied() {
-            return Err(InvalidLimit {
-                keyword: "count_denied",
-                reason: "count_denied is not supported with concurrency: a denied request holds no slot",
-            });
-        }
-        if max_hits.ceiling() > Self::MAX_SLOTS {
-            let reason = "concurrency stores every slot: limit must be at most 1000, including its soft part";
-            return Err(InvalidLimit { keyword: "limit", reason });
-        }
-        if spec.classes.is_some() && spec.soft.is_some() {
-            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
-        }
-        let reason = "hold must be greater than 0 and at most 1 day";
-        let this = Self::new(max_hits, spec.window).ok_or(InvalidLimit { keyword: "hold", reason })?;
-        Ok(Self { classes: spec.classes, ..this }.into())
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let cost = operation.cost.min(Self::MAX_SLOTS + 1);
@@ -349,13 +326,6 @@ impl Limiter for Concurrency {
         ];
         arguments.extend(self.classes.iter().flat_map(Classes::numbers));
         arguments
-    }
-
-    fn with_context(self, context: RequestContext) -> Self {
-        let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
-        let context =
-            RequestContext { holder: context.holder.min(Self::MAX_HOLDER), class: context.class.min(last), ..context };
-        Self { context, ..self }
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
@@ -392,12 +362,45 @@ impl Limiter for Concurrency {
         true
     }
 
-    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        self.held_slots(state.as_bytes(), now)
-    }
-
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.expires_at(state.as_bytes(), now)
+    }
+}
+
+impl Limiter for Concurrency {
+    const NAME: &'static str = "concurrency";
+    const KEYWORDS: &'static [&'static str] = &["limit", "hold", "holder", "capacity", "class", "shares", "reserve"];
+
+    /// Builds a limiter. `spec.window` is the hold.
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let max_hits = spec.max_hits(spec.requests.into());
+        if spec.counts_denied() {
+            return Err(InvalidLimit {
+                keyword: "count_denied",
+                reason: "count_denied is not supported with concurrency: a denied request holds no slot",
+            });
+        }
+        if max_hits.ceiling() > Self::MAX_SLOTS {
+            let reason = "concurrency stores every slot: limit must be at most 1000, including its soft part";
+            return Err(InvalidLimit { keyword: "limit", reason });
+        }
+        if spec.classes.is_some() && spec.soft.is_some() {
+            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
+        }
+        let reason = "hold must be greater than 0 and at most 1 day";
+        let this = Self::new(max_hits, spec.window).ok_or(InvalidLimit { keyword: "hold", reason })?;
+        Ok(Self { classes: spec.classes, ..this }.into())
+    }
+
+    fn with_context(self, context: RequestContext) -> Self {
+        let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
+        let context =
+            RequestContext { holder: context.holder.min(Self::MAX_HOLDER), class: context.class.min(last), ..context };
+        Self { context, ..self }
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        self.held_slots(state.as_bytes(), now)
     }
 }
 

@@ -11,8 +11,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD,
-    MaxHits, Micros, Operation, State,
+    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter,
+    MAX_PERIOD, MaxHits, Micros, Operation, Program, State,
 };
 
 /// A limiter that allows `limit` hits in each window.
@@ -65,35 +65,14 @@ impl FixedWindow {
     }
 }
 
-impl Limiter for FixedWindow {
-    const NAME: &'static str = "fixed_window";
-    const KEYWORDS: &'static [&'static str] = &[];
+impl CounterProgram for FixedWindow {
     const TAG: &'static str = "fw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "slack", "count_denied"];
 
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        // The default is that of envoyproxy/ratelimit.
-        let count_denied = spec.count_denied.unwrap_or(true);
-        let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);
-        let reason = "the window must be longer than 0 and at most 100 years";
-        Ok(limiter.ok_or(InvalidLimit { keyword: "unit_multiplier", reason })?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        let (window, soft) = (self.window, self.max_hits.percent());
-        let requests = u32::try_from(self.max_hits.limit()).ok()?;
-        Some(LimitSpec { requests, window, soft, count_denied: Some(self.count_denied), ..LimitSpec::default() })
-    }
-
     fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, denied) = (self.max_hits.ceiling(), self.count_denied.into());
         smallvec![operation.cost.min(MAX_COUNT), ceiling, self.window.get(), self.slack(), denied]
-    }
-
-    /// Returns the length of the window: the integer in the state does not contain it.
-    fn scope(&self) -> Option<u64> {
-        Some(self.window.floor_secs())
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
@@ -131,12 +110,6 @@ impl Limiter for FixedWindow {
         }
     }
 
-    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        let (number, hits) = self.current(state, now);
-        let from = Micros::new(number * self.window.get());
-        if hits > 0 { vec![CounterPart { from, until: from + self.window, hits }] } else { Vec::new() }
-    }
-
     fn counts_denied(&self) -> bool {
         self.count_denied
     }
@@ -147,12 +120,47 @@ impl Limiter for FixedWindow {
         self.count_denied && self.current(state, now).1 <= self.max_hits.ceiling()
     }
 
-    fn leasing(&self) -> Option<Algorithm> {
-        Some(Self { max_hits: MaxHits::hard(self.max_hits.limit()), count_denied: false, ..*self }.into())
-    }
-
     fn lease_ends(&self, counted: Micros) -> Micros {
         counted - counted % self.window + self.window
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let (number, _) = self.current(state, now);
+        Micros::new((number + 1) * self.window.get())
+    }
+}
+
+impl Limiter for FixedWindow {
+    const NAME: &'static str = "fixed_window";
+    const KEYWORDS: &'static [&'static str] = &[];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        // The default is that of envoyproxy/ratelimit.
+        let count_denied = spec.count_denied.unwrap_or(true);
+        let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);
+        let reason = "the window must be longer than 0 and at most 100 years";
+        Ok(limiter.ok_or(InvalidLimit { keyword: "unit_multiplier", reason })?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        let (window, soft) = (self.window, self.max_hits.percent());
+        let requests = u32::try_from(self.max_hits.limit()).ok()?;
+        Some(LimitSpec { requests, window, soft, count_denied: Some(self.count_denied), ..LimitSpec::default() })
+    }
+
+    /// Returns the length of the window: the integer in the state does not contain it.
+    fn scope(&self) -> Option<u64> {
+        Some(self.window.floor_secs())
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let (number, hits) = self.current(state, now);
+        let from = Micros::new(number * self.window.get());
+        if hits > 0 { vec![CounterPart { from, until: from + self.window, hits }] } else { Vec::new() }
+    }
+
+    fn leasing(&self) -> Option<Program> {
+        Some(Self { max_hits: MaxHits::hard(self.max_hits.limit()), count_denied: false, ..*self }.into())
     }
 
     fn recording(&self) -> Algorithm {
@@ -165,11 +173,6 @@ impl Limiter for FixedWindow {
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         self.current(state, now).0 > now.get() / self.window.get()
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        let (number, _) = self.current(state, now);
-        Micros::new((number + 1) * self.window.get())
     }
 }
 

@@ -4,8 +4,8 @@
 //! less.
 
 use super::{
-    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
-    bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
+    Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    Program, State, bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
 };
 
 /// A generic cell rate limiter.
@@ -22,21 +22,10 @@ impl Gcra {
     }
 }
 
-impl Limiter for Gcra {
-    const NAME: &'static str = "gcra";
-    const KEYWORDS: &'static [&'static str] = &["burst"];
+impl CounterProgram for Gcra {
     const TAG: &'static str = "gcra";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
-        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        self.0.spec()
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         self.0.arguments(operation)
@@ -54,7 +43,25 @@ impl Limiter for Gcra {
         self.0.counts_denied()
     }
 
-    fn leasing(&self) -> Option<Algorithm> {
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.0.expires(state, now)
+    }
+}
+
+impl Limiter for Gcra {
+    const NAME: &'static str = "gcra";
+    const KEYWORDS: &'static [&'static str] = &["burst"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        self.0.spec()
+    }
+
+    fn leasing(&self) -> Option<Program> {
         self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
@@ -64,10 +71,6 @@ impl Limiter for Gcra {
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         drain_state::is_ahead(state, now)
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        self.0.expires(state, now)
     }
 }
 

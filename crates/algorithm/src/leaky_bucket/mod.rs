@@ -5,8 +5,8 @@
 //! apart.
 
 use super::{
-    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
-    bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
+    Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    Program, State, bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
 };
 
 /// A leaky bucket.
@@ -24,25 +24,10 @@ impl LeakyBucket {
     }
 }
 
-impl Limiter for LeakyBucket {
-    const NAME: &'static str = "leaky_bucket";
-    const KEYWORDS: &'static [&'static str] = &["burst", "queue"];
+impl CounterProgram for LeakyBucket {
     const TAG: &'static str = "lb";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let (burst, queue) = (u64::from(spec.burst()?), u64::from(spec.queue.unwrap_or_default()));
-        let capacity = spec.max_hits(burst + queue);
-        // Without a queue no hit is delayed, not even above a soft limit.
-        let immediate = if queue > 0 { burst } else { capacity.ceiling() };
-        let limiter = Self::new(spec.requests, spec.window, capacity, immediate, spec.counts_denied());
-        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        self.0.spec()
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         self.0.arguments(operation)
@@ -60,7 +45,29 @@ impl Limiter for LeakyBucket {
         self.0.counts_denied()
     }
 
-    fn leasing(&self) -> Option<Algorithm> {
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.0.expires(state, now)
+    }
+}
+
+impl Limiter for LeakyBucket {
+    const NAME: &'static str = "leaky_bucket";
+    const KEYWORDS: &'static [&'static str] = &["burst", "queue"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let (burst, queue) = (u64::from(spec.burst()?), u64::from(spec.queue.unwrap_or_default()));
+        let capacity = spec.max_hits(burst + queue);
+        // Without a queue no hit is delayed, not even above a soft limit.
+        let immediate = if queue > 0 { burst } else { capacity.ceiling() };
+        let limiter = Self::new(spec.requests, spec.window, capacity, immediate, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        self.0.spec()
+    }
+
+    fn leasing(&self) -> Option<Program> {
         self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
@@ -70,10 +77,6 @@ impl Limiter for LeakyBucket {
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         drain_state::is_ahead(state, now)
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        self.0.expires(state, now)
     }
 }
 

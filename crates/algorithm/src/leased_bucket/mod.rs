@@ -9,29 +9,16 @@
 //! Leases end on a time grid, so that the leases of all instances need at most two entries. The end follows from the
 //! instant at which the lease was taken, and is between one and two steps of the grid later.
 
-use super::{
-    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation, State, bucket::Bucket,
-};
+use super::{Arguments, CounterProgram, Decision, Micros, Operation, State, bucket::Bucket};
 
 /// A bucket from which leases are taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeasedBucket(pub(super) Bucket);
 
-impl Limiter for LeasedBucket {
-    const NAME: &'static str = "token_bucket on lease";
-    const KEYWORDS: &'static [&'static str] = &["burst"];
+impl CounterProgram for LeasedBucket {
     const TAG: &'static str = "esc";
     const SCRIPT: &'static str = Bucket::LEASE_SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::LEASE_ARGUMENTS;
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let burst = spec.max_hits(spec.burst()?.into());
-        let bucket = Bucket::new(spec.requests, spec.window, burst, burst.ceiling(), spec.counts_denied());
-        // A bucket with warm-up has no leases.
-        let leased = bucket.ok_or(InvalidLimit::BURST)?.leasing().filter(|_| spec.warm_up.is_none());
-        let invalid = InvalidLimit { keyword: "burst", reason: "a lease of this bucket would end immediately" };
-        Ok(Self(leased.ok_or(invalid)?).into())
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         self.0.arguments(operation)

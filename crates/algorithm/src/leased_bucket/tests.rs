@@ -1,7 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{Action, token_bucket::TokenBucket};
+use crate::{Action, Algorithm, LimitSpec, Limiter, Program, token_bucket::TokenBucket};
 
 const START: u64 = 1_763_672_400_000_000;
 
@@ -10,14 +10,14 @@ fn at(millis: u64) -> Micros {
 }
 
 /// Returns a bucket of `requests` per second with an equal burst, and the same bucket for leases.
-fn bucket(requests: u32) -> (Algorithm, Algorithm) {
+fn bucket(requests: u32) -> (Program, Program) {
     let spec = LimitSpec { requests, window: Micros::from_secs(1), ..LimitSpec::default() };
     let direct = TokenBucket::build(&spec).unwrap();
-    (direct, direct.leasing().unwrap())
+    (direct.into(), direct.leasing().unwrap())
 }
 
-fn apply(algorithm: &Algorithm, state: &mut State, action: Action, cost: u64, now: Micros) -> Decision {
-    algorithm.apply(state, Operation { action, cost, now })
+fn apply(program: &Program, state: &mut State, action: Action, cost: u64, now: Micros) -> Decision {
+    program.apply(state, Operation { action, cost, now })
 }
 
 #[test]
@@ -191,6 +191,6 @@ fn leased_hits_keep_their_proportion_of_a_changed_limit() {
     assert!(apply(&leasing, &mut state, Action::Take, 400, at(0)).allowed);
     let window = Micros::from_secs(1);
     let twice = LimitSpec { requests: 1_000, window, burst: Some(2_000), ..LimitSpec::default() };
-    let twice = TokenBucket::build(&twice).unwrap();
+    let twice = TokenBucket::build(&twice).unwrap().into();
     assert_eq!(apply(&twice, &mut state, Action::Peek, 1, at(0)).remaining, 1_200);
 }

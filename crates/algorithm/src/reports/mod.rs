@@ -6,10 +6,7 @@
 
 use smallvec::smallvec;
 
-use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
-    RequestContext, State,
-};
+use super::{Action, Arguments, CLOCK_SLACK, CounterProgram, Decision, Micros, Operation, State};
 
 /// A report with its lifetime; it replaces the previous report of the same reporter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +45,13 @@ impl UtilizationReports {
         Self { ttl: ttl.min(Self::MAX_TTL), reporter: 0 }
     }
 
-    /// Returns the summary from a decision of this algorithm; `None` if there are no reports.
+    /// Sets the reporter, of whom the lowest 48 bits count.
+    #[must_use]
+    pub fn with_reporter(self, reporter: u64) -> Self {
+        Self { reporter: reporter & ((1 << (8 * REPORTER_BYTES)) - 1), ..self }
+    }
+
+    /// Returns the summary from a decision of this program; `None` if there are no reports.
     #[must_use]
     pub fn read(decision: &Decision) -> Option<Utilization> {
         let fraction = |number: u64| number as f64 / Self::FULL_UTILIZATION as f64;
@@ -72,16 +75,10 @@ impl UtilizationReports {
     }
 }
 
-impl Limiter for UtilizationReports {
-    const NAME: &'static str = "reports of a resource";
-    const KEYWORDS: &'static [&'static str] = &[];
+impl CounterProgram for UtilizationReports {
     const TAG: &'static str = "rp";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["utilization", "ttl", "max_end_ahead", "max_reporters", "reporter"];
-
-    fn build(_shape: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        Err(InvalidLimit { keyword: "algorithm", reason: "utilization reports are not a limit" })
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let max_end_ahead = (Self::MAX_TTL + CLOCK_SLACK).get();
@@ -92,11 +89,6 @@ impl Limiter for UtilizationReports {
             Self::MAX_REPORTERS as u64,
             self.reporter
         ]
-    }
-
-    /// Sets the reporter, which is the holder of the context.
-    fn with_context(self, context: RequestContext) -> Self {
-        Self { reporter: context.holder & ((1 << (8 * REPORTER_BYTES)) - 1), ..self }
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {

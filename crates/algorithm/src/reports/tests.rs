@@ -5,8 +5,7 @@ use super::*;
 const START: u64 = 1_763_672_400_000_000;
 
 fn apply(state: &mut State, reporter: u64, action: Action, cost: u64, second: u64) -> Option<Utilization> {
-    let limiter = UtilizationReports::new(Micros::from_secs(10))
-        .with_context(RequestContext { holder: reporter, ..RequestContext::default() });
+    let limiter = UtilizationReports::new(Micros::from_secs(10)).with_reporter(reporter);
     let operation = Operation { action, cost, now: Micros::new(START) + Micros::from_secs(second) };
     let allowed = limiter.step(state, operation);
     UtilizationReports::read(&limiter.explain(state, operation, allowed))

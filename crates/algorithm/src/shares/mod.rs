@@ -18,8 +18,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, Decision, InvalidLimit, LimitSpec, Limiter, Micros, Operation,
-    RequestContext, State,
+    Action, Algorithm, Arguments, CLOCK_SLACK, Classes, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter,
+    Micros, Operation, RequestContext, State,
 };
 
 /// A capacity per window, and the classes that share it.
@@ -201,32 +201,10 @@ impl Shares {
     }
 }
 
-impl Limiter for Shares {
-    const NAME: &'static str = "shares";
-    const KEYWORDS: &'static [&'static str] = &["capacity", "class", "shares", "reserve"];
+impl CounterProgram for Shares {
     const TAG: &'static str = "sh";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &["cost", "capacity", "window", "slack", "class", "count"];
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let Some(classes) = spec.classes else {
-            return Err(InvalidLimit {
-                keyword: "capacity",
-                reason: "capacity per unit of time requires shares or reserve",
-            });
-        };
-        if spec.counts_denied() {
-            return Err(InvalidLimit {
-                keyword: "count_denied",
-                reason: "count_denied is not supported with shared capacities: denied hits take no capacity",
-            });
-        }
-        if spec.soft.is_some() {
-            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
-        }
-        let reason = "capacity times its unit in microseconds must be below 2^52: at most 1.2 million per hour, 52 thousand per day";
-        Ok(Self::new(spec.requests, spec.window, classes).ok_or(InvalidLimit { keyword: "capacity", reason })?.into())
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let cost = operation.cost.min(self.capacity + 1);
@@ -234,15 +212,6 @@ impl Limiter for Shares {
         let mut arguments: Arguments = smallvec![cost, self.capacity, self.window, CLOCK_SLACK.get(), class, count];
         arguments.extend(self.classes.numbers());
         arguments
-    }
-
-    /// Returns the window, on which the units depend.
-    fn scope(&self) -> Option<u64> {
-        Some(self.window / 1_000_000)
-    }
-
-    fn with_context(self, context: RequestContext) -> Self {
-        Self { class: usize::from(context.class).min(self.classes.count() - 1), ..self }
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
@@ -311,6 +280,40 @@ impl Limiter for Shares {
         state
             .number::<NUMBER_BYTES>(0)
             .map_or(now, |at| Micros::new(at.min((now + CLOCK_SLACK).get()).max(now.get()) + self.window))
+    }
+}
+
+impl Limiter for Shares {
+    const NAME: &'static str = "shares";
+    const KEYWORDS: &'static [&'static str] = &["capacity", "class", "shares", "reserve"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let Some(classes) = spec.classes else {
+            return Err(InvalidLimit {
+                keyword: "capacity",
+                reason: "capacity per unit of time requires shares or reserve",
+            });
+        };
+        if spec.counts_denied() {
+            return Err(InvalidLimit {
+                keyword: "count_denied",
+                reason: "count_denied is not supported with shared capacities: denied hits take no capacity",
+            });
+        }
+        if spec.soft.is_some() {
+            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
+        }
+        let reason = "capacity times its unit in microseconds must be below 2^52: at most 1.2 million per hour, 52 thousand per day";
+        Ok(Self::new(spec.requests, spec.window, classes).ok_or(InvalidLimit { keyword: "capacity", reason })?.into())
+    }
+
+    /// Returns the window, on which the units depend.
+    fn scope(&self) -> Option<u64> {
+        Some(self.window / 1_000_000)
+    }
+
+    fn with_context(self, context: RequestContext) -> Self {
+        Self { class: usize::from(context.class).min(self.classes.count() - 1), ..self }
     }
 }
 

@@ -11,8 +11,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits,
-    Micros, Operation, State, bucket::MAX_LEASE_LIFETIME,
+    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter,
+    MaxHits, Micros, Operation, Program, State, bucket::MAX_LEASE_LIFETIME,
 };
 
 /// A limiter that allows at most `limit` hits in any window, exactly.
@@ -114,41 +114,11 @@ impl SlidingLog {
     }
 }
 
-impl Limiter for SlidingLog {
-    const NAME: &'static str = "sliding_log";
-    const KEYWORDS: &'static [&'static str] = &["min_interval"];
+impl CounterProgram for SlidingLog {
     const TAG: &'static str = "sl";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "window", "interval", "slack", "count_denied", "grid"];
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let (max_hits, interval) = (spec.max_hits(spec.requests.into()), spec.min_interval.unwrap_or_default());
-        if interval > spec.window {
-            return Err(InvalidLimit {
-                keyword: "min_interval",
-                reason: "min_interval must not be longer than the window",
-            });
-        }
-        if max_hits.ceiling() > Self::MAX_ENTRIES {
-            let reason = "sliding_log stores every hit: requests_per_unit must be at most 1000, including its soft part; \
-                          sliding_window has no such bound";
-            return Err(InvalidLimit { keyword: "requests_per_unit", reason });
-        }
-        let limiter = Self::new(max_hits, spec.window, interval, spec.counts_denied());
-        Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        Some(LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
-            window: self.window,
-            min_interval: Some(self.min_interval),
-            soft: self.max_hits.percent(),
-            count_denied: Some(self.count_denied),
-            ..LimitSpec::default()
-        })
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let (cost, ceiling) = (operation.cost.min(Self::MAX_ENTRIES + 1), self.max_hits.ceiling());
@@ -215,24 +185,8 @@ impl Limiter for SlidingLog {
         }
     }
 
-    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        let entry = |index| {
-            let from = Micros::new(Self::entry(state, index));
-            CounterPart { from, until: from + self.window, hits: 1 }
-        };
-        (self.expired(state, now)..Self::len(state)).map(entry).collect()
-    }
-
     fn counts_denied(&self) -> bool {
         self.count_denied
-    }
-
-    /// Returns `None` if there is a minimum interval, because it is unknown when the hits of a lease arrive.
-    fn leasing(&self) -> Option<Algorithm> {
-        let grid = Micros::new((self.window.get() / GRID_STEPS_PER_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
-        let max_hits = MaxHits::hard(self.max_hits.limit());
-        let leasing = Self { max_hits, count_denied: false, lease_grid: grid, ..*self };
-        (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
     }
 
     /// Returns the end of a lease, which is also the instant with which the hits of the lease are logged.
@@ -248,6 +202,60 @@ impl Limiter for SlidingLog {
         self.lease_grid
     }
 
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        // A broken state must expire, too.
+        Self::newest(state).map_or(now, |newest| Micros::new(newest).min(now + MAX_AHEAD)) + self.window
+    }
+}
+
+impl Limiter for SlidingLog {
+    const NAME: &'static str = "sliding_log";
+    const KEYWORDS: &'static [&'static str] = &["min_interval"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let (max_hits, interval) = (spec.max_hits(spec.requests.into()), spec.min_interval.unwrap_or_default());
+        if interval > spec.window {
+            return Err(InvalidLimit {
+                keyword: "min_interval",
+                reason: "min_interval must not be longer than the window",
+            });
+        }
+        if max_hits.ceiling() > Self::MAX_ENTRIES {
+            let reason = "sliding_log stores every hit: requests_per_unit must be at most 1000, including its soft part; \
+                          sliding_window has no such bound";
+            return Err(InvalidLimit { keyword: "requests_per_unit", reason });
+        }
+        let limiter = Self::new(max_hits, spec.window, interval, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        Some(LimitSpec {
+            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            window: self.window,
+            min_interval: Some(self.min_interval),
+            soft: self.max_hits.percent(),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
+    }
+
+    fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
+        let entry = |index| {
+            let from = Micros::new(Self::entry(state, index));
+            CounterPart { from, until: from + self.window, hits: 1 }
+        };
+        (self.expired(state, now)..Self::len(state)).map(entry).collect()
+    }
+
+    /// Returns `None` if there is a minimum interval, because it is unknown when the hits of a lease arrive.
+    fn leasing(&self) -> Option<Program> {
+        let grid = Micros::new((self.window.get() / GRID_STEPS_PER_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
+        let max_hits = MaxHits::hard(self.max_hits.limit());
+        let leasing = Self { max_hits, count_denied: false, lease_grid: grid, ..*self };
+        (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
+    }
+
     fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
     }
@@ -258,11 +266,6 @@ impl Limiter for SlidingLog {
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         Self::newest(state).is_some_and(|newest| newest > now.get())
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        // A broken state must expire, too.
-        Self::newest(state).map_or(now, |newest| Micros::new(newest).min(now + MAX_AHEAD)) + self.window
     }
 }
 

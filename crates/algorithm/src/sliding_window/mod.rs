@@ -10,8 +10,8 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::{
-    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits,
-    Micros, Operation, State, drain_time::DrainTime, proportion,
+    Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter,
+    MaxHits, Micros, Operation, Program, State, drain_time::DrainTime, proportion,
 };
 
 /// Weight of the oldest counter, of which the window covers only a part.
@@ -155,35 +155,11 @@ impl SlidingWindow {
     }
 }
 
-impl Limiter for SlidingWindow {
-    const NAME: &'static str = "sliding_window";
-    const KEYWORDS: &'static [&'static str] = &["buckets", "edge"];
+impl CounterProgram for SlidingWindow {
     const TAG: &'static str = "sw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] =
         &["cost", "ceiling", "width", "buckets", "strict", "slack", "mantissa", "exponent", "count_denied"];
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let buckets = spec.buckets.unwrap_or(1);
-        if !(1..=Self::MAX_BUCKETS).contains(&buckets) {
-            return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
-        }
-        let (max_hits, edge) = (spec.max_hits(spec.requests.into()), spec.edge.unwrap_or_default());
-        let limiter = Self::new(max_hits, spec.window, buckets, edge, spec.counts_denied());
-        Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        Some(LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
-            window: Micros::new(self.bucket_width.get() * u64::from(self.buckets)),
-            buckets: Some(self.buckets),
-            edge: Some(self.edge),
-            soft: self.max_hits.percent(),
-            count_denied: Some(self.count_denied),
-            ..LimitSpec::default()
-        })
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let (ceiling, width, buckets) = (self.max_hits.ceiling(), self.bucket_width.get(), self.buckets.into());
@@ -260,6 +236,46 @@ impl Limiter for SlidingWindow {
         }
     }
 
+    fn counts_denied(&self) -> bool {
+        self.count_denied
+    }
+
+    fn lease_ends(&self, counted: Micros) -> Micros {
+        counted - counted % self.bucket_width + self.bucket_width
+    }
+
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let counters = self.counters(state, now);
+        Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.bucket_width.get())
+    }
+}
+
+impl Limiter for SlidingWindow {
+    const NAME: &'static str = "sliding_window";
+    const KEYWORDS: &'static [&'static str] = &["buckets", "edge"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let buckets = spec.buckets.unwrap_or(1);
+        if !(1..=Self::MAX_BUCKETS).contains(&buckets) {
+            return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
+        }
+        let (max_hits, edge) = (spec.max_hits(spec.requests.into()), spec.edge.unwrap_or_default());
+        let limiter = Self::new(max_hits, spec.window, buckets, edge, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        Some(LimitSpec {
+            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            window: Micros::new(self.bucket_width.get() * u64::from(self.buckets)),
+            buckets: Some(self.buckets),
+            edge: Some(self.edge),
+            soft: self.max_hits.percent(),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
+    }
+
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
         let WindowCounters { start, counts, .. } = self.counters(state, now);
         let width = self.bucket_width.get();
@@ -271,16 +287,8 @@ impl Limiter for SlidingWindow {
         counts.iter().enumerate().rev().map(part).filter(|part| part.hits > 0).collect()
     }
 
-    fn counts_denied(&self) -> bool {
-        self.count_denied
-    }
-
-    fn leasing(&self) -> Option<Algorithm> {
+    fn leasing(&self) -> Option<Program> {
         Some(Self { max_hits: MaxHits::hard(self.max_hits.limit()), count_denied: false, ..*self }.into())
-    }
-
-    fn lease_ends(&self, counted: Micros) -> Micros {
-        counted - counted % self.bucket_width + self.bucket_width
     }
 
     fn recording(&self) -> Algorithm {
@@ -294,11 +302,6 @@ impl Limiter for SlidingWindow {
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         state.number::<7>(0).is_some_and(|start| start > now.get())
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        let counters = self.counters(state, now);
-        Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.bucket_width.get())
     }
 }
 

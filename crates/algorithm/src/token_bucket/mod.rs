@@ -3,8 +3,8 @@
 //! The state does not count tokens. It contains the time until the bucket is full again (`bucket`).
 
 use super::{
-    Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation, State,
-    bucket::Bucket, drain_state, leased_bucket::LeasedBucket, warm_up::WarmUp,
+    Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
+    Program, State, bucket::Bucket, drain_state, leased_bucket::LeasedBucket, warm_up::WarmUp,
 };
 
 /// A token bucket.
@@ -21,24 +21,10 @@ impl TokenBucket {
     }
 }
 
-impl Limiter for TokenBucket {
-    const NAME: &'static str = "token_bucket";
-    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
+impl CounterProgram for TokenBucket {
     const TAG: &'static str = "tb";
     const SCRIPT: &'static str = Bucket::SCRIPT;
     const ARGUMENTS: &'static [&'static str] = Bucket::ARGUMENTS;
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        if spec.warm_up.is_some() {
-            return WarmUp::build(spec);
-        }
-        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
-        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        self.0.spec()
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         self.0.arguments(operation)
@@ -56,7 +42,28 @@ impl Limiter for TokenBucket {
         self.0.counts_denied()
     }
 
-    fn leasing(&self) -> Option<Algorithm> {
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        self.0.expires(state, now)
+    }
+}
+
+impl Limiter for TokenBucket {
+    const NAME: &'static str = "token_bucket";
+    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        if spec.warm_up.is_some() {
+            return WarmUp::build(spec);
+        }
+        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        self.0.spec()
+    }
+
+    fn leasing(&self) -> Option<Program> {
         self.0.leasing().map(|bucket| LeasedBucket(bucket).into())
     }
 
@@ -66,10 +73,6 @@ impl Limiter for TokenBucket {
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         drain_state::is_ahead(state, now)
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        self.0.expires(state, now)
     }
 }
 

@@ -13,7 +13,8 @@
 use smallvec::smallvec;
 
 use super::{
-    Action, Algorithm, Arguments, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros, Operation, State,
+    Action, Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros,
+    Operation, State,
     drain_state::{self, DrainState},
     drain_time::DrainTime,
     proportion,
@@ -100,9 +101,7 @@ impl WarmUp {
     }
 }
 
-impl Limiter for WarmUp {
-    const NAME: &'static str = "token_bucket with warm_up";
-    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
+impl CounterProgram for WarmUp {
     const TAG: &'static str = "tbw";
     const SCRIPT: &'static str = include_str!("script.lua");
     const ARGUMENTS: &'static [&'static str] = &[
@@ -119,40 +118,6 @@ impl Limiter for WarmUp {
         "exponent",
         "count_denied",
     ];
-
-    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let period = spec.warm_up.unwrap_or_default();
-        if period == Micros::ZERO || period > Self::MAX_WARM_UP {
-            return Err(InvalidLimit {
-                keyword: "warm_up",
-                reason: "warm_up must be greater than 0 and at most 1 hour",
-            });
-        }
-        if spec.soft.is_some() {
-            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with warm_up" });
-        }
-        // By default each hit waits for the previous one, as in Guava.
-        let burst = spec.burst.map_or(Ok(1), |_| spec.burst())?;
-        let limiter = Self::new(spec.requests, spec.window, burst, period, spec.counts_denied());
-        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
-    }
-
-    fn spec(&self) -> Option<LimitSpec> {
-        let (mut requests, mut window) = self.rate.hits_per_interval();
-        if self.max_cost > self.burst {
-            // The maximum cost is the number of requests before the rate was reduced to lowest terms.
-            let factor = self.max_cost / u64::from(requests);
-            (requests, window) = (u32::try_from(self.max_cost).ok()?, Micros::new(window.get() * factor));
-        }
-        Some(LimitSpec {
-            requests,
-            window,
-            burst: Some(u32::try_from(self.burst).ok()?),
-            warm_up: Some(self.period),
-            count_denied: Some(self.count_denied),
-            ..LimitSpec::default()
-        })
-    }
 
     fn arguments(&self, operation: Operation) -> Arguments {
         let (charge, allowed_debt) = (self.charge(operation.cost), self.allowed_debt(operation.cost));
@@ -236,17 +201,56 @@ impl Limiter for WarmUp {
         self.count_denied
     }
 
+    fn expires(&self, state: &State, now: Micros) -> Micros {
+        let state = self.read(state, now);
+        state.paid_at.ceil() + (self.period - Micros::new(state.cold))
+    }
+}
+
+impl Limiter for WarmUp {
+    const NAME: &'static str = "token_bucket with warm_up";
+    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
+
+    fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        let period = spec.warm_up.unwrap_or_default();
+        if period == Micros::ZERO || period > Self::MAX_WARM_UP {
+            return Err(InvalidLimit {
+                keyword: "warm_up",
+                reason: "warm_up must be greater than 0 and at most 1 hour",
+            });
+        }
+        if spec.soft.is_some() {
+            return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with warm_up" });
+        }
+        // By default each hit waits for the previous one, as in Guava.
+        let burst = spec.burst.map_or(Ok(1), |_| spec.burst())?;
+        let limiter = Self::new(spec.requests, spec.window, burst, period, spec.counts_denied());
+        Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
+    }
+
+    fn spec(&self) -> Option<LimitSpec> {
+        let (mut requests, mut window) = self.rate.hits_per_interval();
+        if self.max_cost > self.burst {
+            // The maximum cost is the number of requests before the rate was reduced to lowest terms.
+            let factor = self.max_cost / u64::from(requests);
+            (requests, window) = (u32::try_from(self.max_cost).ok()?, Micros::new(window.get() * factor));
+        }
+        Some(LimitSpec {
+            requests,
+            window,
+            burst: Some(u32::try_from(self.burst).ok()?),
+            warm_up: Some(self.period),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
+    }
+
     fn recording(&self) -> Algorithm {
         Self { count_denied: true, ..*self }.into()
     }
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
         drain_state::is_ahead(state, now)
-    }
-
-    fn expires(&self, state: &State, now: Micros) -> Micros {
-        let state = self.read(state, now);
-        state.paid_at.ceil() + (self.period - Micros::new(state.cold))
     }
 }
 

@@ -15,7 +15,7 @@ pub use divisible_limit::{Prepaid, TokenBucket};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use sluicegate_algorithm::{
-    Action, Algorithm, Decision, RequestContext,
+    Action, Decision, Program,
     assignments::{Assignments, Share},
 };
 use sluicegate_rules::{Entry, FailurePolicy};
@@ -158,8 +158,8 @@ impl<'a> BucketReport<'a> {
 
 impl SharedCounter<'_> {
     /// Returns a counter in the store of the limit.
-    fn stored(&self, name: Vec<u8>, algorithm: Algorithm) -> Counter {
-        Counter { per_second: self.applied.limit.is_per_second(), ..Counter::new(name, algorithm) }
+    fn stored(&self, name: Vec<u8>, program: impl Into<Program>) -> Counter {
+        Counter { per_second: self.applied.limit.is_per_second(), ..Counter::new(name, program) }
     }
 
     /// Removes the reported requests from the hits that were counted in advance, and returns the number of others that
@@ -291,10 +291,8 @@ impl<S: Store> Engine<S> {
         let counted = (u128::from(unpaid) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
         let recording = applied.limit.algorithm().recording();
         let action = if counted > 0 { Action::Take } else { Action::Peek };
-        let context = RequestContext { holder: report.caller, ..RequestContext::default() };
-        let shares = Assignments::new(report.lifetime).with_held(limit.share(&held));
-        let shares = Algorithm::from(shares).with_context(context);
-        let shares_name = self.counter_name(snapshot, report.domain, &report.entries, applied, &shares);
+        let shares = Assignments::new(report.lifetime).with_caller(report.caller).with_held(limit.share(&held));
+        let shares_name = self.counter_name(snapshot, report.domain, &report.entries, applied, shares);
         let shares = counter.stored(shares_name, shares);
         let record = counter.stored(counter.key.clone(), recording);
         let record = Hit { action, ..record.take(counted) };
@@ -497,15 +495,14 @@ impl<S: Store> Engine<S> {
         now: Micros,
     ) -> Result<Decision, StoreError> {
         let algorithm = counter.applied.limit.algorithm();
-        let algorithm = match counter.limit.prepayment {
-            Prepayment::FreeSecond if !algorithm.counts_denied() => *algorithm,
+        let recording = || algorithm.recording().into();
+        let program = match counter.limit.prepayment {
+            Prepayment::FreeSecond if !algorithm.counts_denied() => Program::Limit(*algorithm),
             // Denied hits are not counted.
-            Prepayment::Lifetime | Prepayment::FreeSecond => {
-                algorithm.leasing().unwrap_or_else(|| algorithm.recording())
-            }
-            Prepayment::Window | Prepayment::Second => algorithm.recording(),
+            Prepayment::Lifetime | Prepayment::FreeSecond => algorithm.leasing().unwrap_or_else(recording),
+            Prepayment::Window | Prepayment::Second => recording(),
         };
-        let stored = counter.stored(counter.key.clone(), algorithm);
+        let stored = counter.stored(counter.key.clone(), program);
         let hit = Hit { action, is_ahead, ..stored.take(hits) };
         Ok(only_answer(self.store.apply(&[hit], Charge::Each, now).await)?.decision)
     }
@@ -522,7 +519,7 @@ impl<S> Engine<S> {
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
             return Err(applied);
         };
-        let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, applied.limit.algorithm());
+        let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, *applied.limit.algorithm());
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         Ok(SharedCounter { applied, limit, key, number: hasher.finish() as u32 | 1 })

@@ -21,7 +21,7 @@
 
 use std::{num::NonZeroU32, time::Duration};
 
-use sluicegate_algorithm::{Action, Algorithm, Decision, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Decision, Micros, Operation, Program, State};
 use sluicegate_store::{Counter, Grant, Hit, StepOutcome};
 #[cfg(test)]
 use sluicegate_testing::model_checker::hash;
@@ -94,7 +94,7 @@ impl Lease {
     /// Returns `None` if fewer than 4 hits can be granted, if the lease has ended, or if there are too many grants.
     pub(crate) fn grant(
         &mut self,
-        algorithm: &Algorithm,
+        program: &Program,
         demand: u64,
         id: u64,
         now: Duration,
@@ -106,7 +106,7 @@ impl Lease {
         let is_possible = hits >= MIN_GRANT && self.grants.len() < MAX_GRANTS && !ttl.is_zero();
         let hits = NonZeroU32::new(u32::try_from(hits).ok()?).filter(|_| is_possible)?;
         held.remaining -= u64::from(hits.get());
-        let (taken_at, counts_until) = (held.taken_at, held.counts_until(algorithm));
+        let (taken_at, counts_until) = (held.taken_at, held.counts_until(program));
         self.grants.push(ActiveGrant { id, hits: hits.get().into(), ends_at: now + ttl, taken_at, counts_until });
         Some(Grant { hits, ttl: Micros::new(u64::try_from(ttl.as_micros()).ok()?), id })
     }
@@ -114,11 +114,11 @@ impl Lease {
     /// Finishes a grant with `used` hits. Returns `None` if the grant is unknown.
     ///
     /// Unused hits are restored to the lease or returned to the store, unless they no longer count there.
-    pub(crate) fn report(&mut self, algorithm: &Algorithm, id: u64, used: u64, now: Duration) -> Option<GrantReport> {
+    pub(crate) fn report(&mut self, program: &Program, id: u64, used: u64, now: Duration) -> Option<GrantReport> {
         let ActiveGrant { hits, taken_at, counts_until, .. } = self.remove_grant(id)?;
         let used = used.min(hits);
         let returned = if now < counts_until { hits - used } else { 0 };
-        let unused = if returned > 0 { self.restore(algorithm, returned, taken_at) } else { None };
+        let unused = if returned > 0 { self.restore(program, returned, taken_at) } else { None };
         Some(GrantReport { used, returned, unused })
     }
 
@@ -157,7 +157,7 @@ impl Lease {
             held.remaining -= hit.cost;
         }
         let held_hits = held.remaining;
-        let mut decision = held.explain(&hit.counter.algorithm, now);
+        let mut decision = held.explain(&hit.counter.program, now);
         let to_acquire = if is_take { self.begin_acquire(decision.remaining) } else { 0 };
         decision.remaining = decision.remaining.saturating_add(held_hits);
         decision.used = decision.used.saturating_sub(held_hits);
@@ -177,9 +177,9 @@ impl Lease {
     /// Returns hits that were taken at store time `taken_at` to the lease, because their request was denied.
     ///
     /// Returns the hits for a rollback in the store if the lease holds no hits of the same window or grid step.
-    pub(crate) fn restore(&mut self, algorithm: &Algorithm, hits: u64, taken_at: Micros) -> Option<Return> {
-        let ends_at = algorithm.lease_ends(taken_at);
-        match self.held.as_mut().filter(|held| algorithm.lease_ends(held.taken_at) == ends_at) {
+    pub(crate) fn restore(&mut self, program: &Program, hits: u64, taken_at: Micros) -> Option<Return> {
+        let ends_at = program.lease_ends(taken_at);
+        match self.held.as_mut().filter(|held| program.lease_ends(held.taken_at) == ends_at) {
             Some(held) => {
                 held.remaining = held.remaining.saturating_add(hits);
                 None
@@ -210,7 +210,7 @@ impl Lease {
     /// returned for a rollback.
     pub(crate) fn acquired(
         &mut self,
-        algorithm: &Algorithm,
+        program: &Program,
         hits: u64,
         outcome: StepOutcome,
         called_at: Duration,
@@ -220,11 +220,11 @@ impl Lease {
             return None;
         }
         let StepOutcome { at: taken_at, state, .. } = outcome;
-        let lease_end = algorithm.lease_ends(taken_at);
+        let lease_end = program.lease_ends(taken_at);
         let ends_at = called_at + Duration::from_micros((lease_end - taken_at).get());
         let mut held = HeldHits { remaining: hits, ends_at, requested_at: called_at, taken_at, state };
         match self.held.take() {
-            Some(old) if algorithm.lease_ends(old.taken_at) == lease_end => {
+            Some(old) if program.lease_ends(old.taken_at) == lease_end => {
                 held.remaining += old.remaining;
                 held.ends_at = held.ends_at.min(old.ends_at);
                 self.held = Some(held);
@@ -232,7 +232,7 @@ impl Lease {
             }
             old => {
                 self.held = Some(held);
-                old.and_then(|old| old.into_return(algorithm, called_at))
+                old.and_then(|old| old.into_return(program, called_at))
             }
         }
     }
@@ -253,9 +253,9 @@ impl Lease {
     }
 
     /// Removes and returns the held hits, if the lease has ended or has had no take since `idle_since`.
-    pub(crate) fn return_idle(&mut self, algorithm: &Algorithm, now: Duration, idle_since: Duration) -> Option<Return> {
+    pub(crate) fn return_idle(&mut self, program: &Program, now: Duration, idle_since: Duration) -> Option<Return> {
         let is_due = self.held.as_ref().is_some_and(|held| now >= held.ends_at || self.last_take < idle_since);
-        self.held.take_if(|_| is_due)?.into_return(algorithm, now)
+        self.held.take_if(|_| is_due)?.into_return(program, now)
     }
 
     /// Returns `true` if the lease has no hits, no grants and no call in progress, and has had no take since `since`.
@@ -291,19 +291,19 @@ impl Lease {
 
 impl HeldHits {
     /// Returns the remaining hits, or `None` if there are none or they no longer count in the store.
-    fn into_return(self, algorithm: &Algorithm, now: Duration) -> Option<Return> {
-        let still_counts = now < self.counts_until(algorithm);
+    fn into_return(self, program: &Program, now: Duration) -> Option<Return> {
+        let still_counts = now < self.counts_until(program);
         (self.remaining > 0 && still_counts).then_some(Return { hits: self.remaining, taken_at: self.taken_at })
     }
 
     /// Returns the local time from which the taken hits no longer count in the store.
-    fn counts_until(&self, algorithm: &Algorithm) -> Duration {
-        self.requested_at + Duration::from_micros((algorithm.expires(&self.state, self.taken_at) - self.taken_at).get())
+    fn counts_until(&self, program: &Program) -> Duration {
+        self.requested_at + Duration::from_micros((program.expires(&self.state, self.taken_at) - self.taken_at).get())
     }
 
     /// Computes the counter's present values with the whole lease counted, without later changes by other instances.
-    fn explain(&self, algorithm: &Algorithm, now: Duration) -> Decision {
-        algorithm.explain(&self.state, Operation { action: Action::Peek, cost: 0, now: self.store_time(now) }, true)
+    fn explain(&self, program: &Program, now: Duration) -> Decision {
+        program.explain(&self.state, Operation { action: Action::Peek, cost: 0, now: self.store_time(now) }, true)
     }
 
     /// Returns the latest time that the store's clock can show.

@@ -14,28 +14,28 @@ const fn at(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-fn fixed() -> Algorithm {
+fn fixed() -> Program {
     FixedWindow::new(MaxHits::hard(1_000), Micros::from_secs(60), true).unwrap().into()
 }
 
-fn sliding() -> Algorithm {
+fn sliding() -> Program {
     SlidingWindow::new(MaxHits::hard(1_000), Micros::from_secs(120), 2, WindowEdge::Strict, false).unwrap().into()
 }
 
 /// Returns the outcome of a take of `hits` from a new counter, `millis` milliseconds after the first take.
-fn outcome(algorithm: &Algorithm, hits: u64, millis: u64) -> StepOutcome {
+fn outcome(algorithm: &Program, hits: u64, millis: u64) -> StepOutcome {
     let (mut state, now) = (State::default(), Micros::new((60_000_000 - WINDOW_END * 1_000) + millis * 1_000));
     let allowed = algorithm.step(&mut state, Operation { action: Action::Take, cost: hits, now });
     StepOutcome { allowed, action: Action::Take, at: now, state }
 }
 
-fn lease_with(algorithm: &Algorithm, hits: u64) -> Lease {
+fn lease_with(algorithm: &Program, hits: u64) -> Lease {
     let mut lease = Lease::default();
     assert_eq!(lease.acquired(algorithm, hits, outcome(algorithm, hits, 0), Duration::ZERO), None);
     lease
 }
 
-fn take(lease: &mut Lease, algorithm: &Algorithm, cost: u64, now: Duration) -> Option<(u64, u64)> {
+fn take(lease: &mut Lease, algorithm: &Program, cost: u64, now: Duration) -> Option<(u64, u64)> {
     let decision = lease.decide(&Counter::new(b"k", *algorithm).take(cost), now, INTERVAL)?.0;
     assert!(decision.allowed && !decision.soft && decision.retry_after.is_none());
     Some((decision.remaining, decision.used))
@@ -122,12 +122,12 @@ fn acquires_more_when_half_of_the_target_is_used() {
     assert_eq!(to_acquire(1), Some(0));
 }
 
-fn grant(lease: &mut Lease, rule: &Algorithm, demand: u64, id: u64, now: Duration) -> Option<(u32, u64)> {
+fn grant(lease: &mut Lease, rule: &Program, demand: u64, id: u64, now: Duration) -> Option<(u32, u64)> {
     let grant = lease.grant(rule, demand, id, now, Duration::from_secs(1))?;
     Some((grant.hits.get(), grant.ttl.get() / 1_000))
 }
 
-fn report(lease: &mut Lease, rule: &Algorithm, id: u64, used: u64, now: Duration) -> Option<(u64, u64)> {
+fn report(lease: &mut Lease, rule: &Program, id: u64, used: u64, now: Duration) -> Option<(u64, u64)> {
     lease.report(rule, id, used, now).map(|report| {
         assert_eq!(report.unused, None);
         (report.used, report.returned)

@@ -43,7 +43,7 @@ impl LeaseModel {
     fn hash_with_messages(&self, instance: Option<usize>) -> u64 {
         let network = lock(&self.network);
         let calls = network.calls.values().filter(|call| call.instance == instance).map(|call| {
-            let hit = |hit: &CallHit| (hit.counter, hit.algorithm.name(), format!("{:?}", hit.action), hit.cost);
+            let hit = |hit: &CallHit| (hit.counter, hit.program.tag(), format!("{:?}", hit.action), hit.cost);
             let outcome = |outcome: &Result<StepOutcome, StoreError>| {
                 outcome.as_ref().ok().map(|outcome| (outcome.allowed, outcome.at, hash(outcome.state.as_bytes())))
             };

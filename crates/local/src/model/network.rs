@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Micros, Operation, Program, State};
 use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcome, StepOutcomes, StoreError};
 use tokio::sync::oneshot;
 
@@ -29,7 +29,7 @@ pub(super) struct Call {
 
 pub(super) struct CallHit {
     pub(super) counter: usize,
-    pub(super) algorithm: Algorithm,
+    pub(super) program: Program,
     pub(super) action: Action,
     pub(super) cost: u64,
 }
@@ -70,7 +70,7 @@ impl CounterStore for Remote {
             let counter = |key: &[u8]| KEYS.iter().position(|known| *known == key).unwrap();
             let copy = |hit: &Hit<&Counter>| CallHit {
                 counter: counter(&hit.counter.name),
-                algorithm: hit.counter.algorithm,
+                program: hit.counter.program,
                 action: hit.action,
                 cost: hit.cost,
             };
@@ -103,10 +103,10 @@ impl Network {
         let Some(call) = self.calls.get_mut(&number) else { return };
         let (now, fault) = (self.now, self.fault);
         let step = |state: &mut State, hit: &CallHit, action: Action| {
-            let (mut algorithm, mut cost) = (hit.algorithm, hit.cost);
+            let (mut program, mut cost) = (hit.program, hit.cost);
             let is_lease = call.request.is_none() && action == Action::Take;
-            if fault == Fault::NoEscrow && algorithm.name().ends_with("on lease") {
-                algorithm = token_bucket(LIMIT);
+            if fault == Fault::NoEscrow && matches!(program, Program::LeasedBucket(_)) {
+                program = token_bucket(LIMIT).into();
             }
             if fault == Fault::DoubleGrant && is_lease {
                 cost /= 2;
@@ -114,7 +114,7 @@ impl Network {
             if fault == Fault::DoubleReturn && action.releases() {
                 cost *= 2;
             }
-            let allowed = algorithm.step(state, Operation { action, cost, now });
+            let allowed = program.step(state, Operation { action, cost, now });
             StepOutcome { allowed, action, at: now, state: state.clone() }
         };
         let mut preview = self.states.clone();

@@ -125,7 +125,7 @@ impl Memory {
     pub fn decide<C: Borrow<Counter>>(&self, hit: &Hit<C>, now: Micros) -> HitDecision {
         let counter = hit.counter.borrow();
         let hash = self.identity(&counter.name);
-        self.lock(shard_of(hash)).apply(Hash::new(hash), &counter.algorithm, hit.operation(now)).into()
+        self.lock(shard_of(hash)).apply(Hash::new(hash), &counter.program, hit.operation(now)).into()
     }
 
     /// Decides all hits. The call blocks only for the locks of their shards.
@@ -145,7 +145,7 @@ impl Memory {
         let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> = shards.iter().map(|shard| self.lock(*shard)).collect();
         let mut decide = |hit: &Hit<&Counter>, hash: u128, operation: Operation| {
             let index = shards.binary_search(&shard_of(hash)).unwrap_or_default();
-            locked[index].apply(Hash::new(hash), &hit.counter.algorithm, operation)
+            locked[index].apply(Hash::new(hash), &hit.counter.program, operation)
         };
         let is_denied = hits.iter().zip(&hashes).filter(|(hit, _)| hit.blocks.on_denial()).any(|(hit, hash)| {
             let peek = Operation { action: Action::Peek, ..hit.operation(now) };

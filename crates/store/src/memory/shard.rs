@@ -7,7 +7,7 @@
 //! their size counts towards the maximum of the shard.
 
 use hashbrown::HashTable;
-use sluicegate_algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Algorithm, CLOCK_SLACK, Decision, Micros, Operation, Program, State};
 
 use super::{
     Usage,
@@ -109,30 +109,31 @@ impl Shard {
     }
 
     /// Applies an operation to a counter. A new counter is stored only if a take has changed its state.
-    pub(super) fn apply(&mut self, hash: Hash, algorithm: &Algorithm, operation: Operation) -> Decision {
+    pub(super) fn apply(&mut self, hash: Hash, program: &Program, operation: Operation) -> Decision {
         let Some(index) = self.find(hash) else {
             let mut state = State::default();
-            let allowed = algorithm.step(&mut state, operation);
-            let decision = algorithm.explain(&state, operation, allowed);
+            let allowed = program.step(&mut state, operation);
+            let decision = program.explain(&state, operation, allowed);
             if !state.is_empty() && operation.action == Action::Take {
-                let expires = algorithm.expires(&state, operation.now);
+                let expires = program.expires(&state, operation.now);
                 let index = self.insert(hash, state, expires, operation.now);
-                self.log_change(index, hash, algorithm, operation, allowed);
+                self.log_change(index, hash, program, operation, allowed);
             }
             return decision;
         };
         let mut state = self.take_state(index);
-        let allowed = algorithm.step(&mut state, operation);
-        let decision = algorithm.explain(&state, operation, allowed);
-        self.log_change(index, hash, algorithm, operation, allowed);
-        self.put_state(index, state, algorithm, operation.now);
+        let allowed = program.step(&mut state, operation);
+        let decision = program.explain(&state, operation, allowed);
+        self.log_change(index, hash, program, operation, allowed);
+        self.put_state(index, state, program, operation.now);
         decision
     }
 
-    fn log_change(&mut self, index: u32, hash: Hash, algorithm: &Algorithm, operation: Operation, allowed: bool) {
-        if let Some(log) = &mut self.log {
-            log.count(index, hash, algorithm, operation, allowed);
-        }
+    fn log_change(&mut self, index: u32, hash: Hash, program: &Program, operation: Operation, allowed: bool) {
+        let (Some(log), Some(algorithm)) = (&mut self.log, program.algorithm()) else {
+            return;
+        };
+        log.count(index, hash, algorithm, operation, allowed);
     }
 
     /// Loads the memory of a counter into the processor's cache.
@@ -148,7 +149,7 @@ impl Shard {
         match known {
             Some(index) => {
                 self.mark_exchanged(index);
-                self.put_state(index, state, algorithm, now);
+                self.put_state(index, state, &Program::Limit(*algorithm), now);
             }
             None if state.is_empty() => {}
             None => {
@@ -209,10 +210,10 @@ impl Shard {
     }
 
     /// Writes the state of a slot if it has changed.
-    fn put_state(&mut self, index: u32, state: State, algorithm: &Algorithm, now: Micros) {
+    fn put_state(&mut self, index: u32, state: State, program: &Program, now: Micros) {
         let slot = self.slot(index);
         if slot.long_index().is_some() || state.as_bytes() != slot.short_state() {
-            let expires = algorithm.expires(&state, now);
+            let expires = program.expires(&state, now);
             self.write(index, state, expires);
         }
     }

@@ -1,4 +1,4 @@
-//! [`Program`]: the Redis script that combines the algorithms' scripts, and the format of its calls and replies.
+//! [`CombinedScript`]: the Redis script that combines the scripts of all counter programs, and the format of its calls and replies.
 //!
 //! # Calls
 //! The arguments are the keys, the time in microseconds (empty for Redis' own time), and one string with the records of
@@ -30,8 +30,8 @@
 
 use std::fmt::Write;
 
-use redis::{Cmd, Script, Value};
-use sluicegate_algorithm::{Action, Algorithm, Micros, PRELUDE, State};
+use redis::{Cmd, Value};
+use sluicegate_algorithm::{Action, Micros, PRELUDE, Program, Script, State};
 use sluicegate_store::{AHEAD, Charge, Counter, Hit};
 use smallvec::SmallVec;
 
@@ -51,10 +51,10 @@ const TAKE_AHEAD: u8 = 4;
 const MAX_JITTER_MILLIS: u64 = 86_400_000;
 
 /// The combined script and the settings of its calls.
-pub(super) struct Program {
+pub(super) struct CombinedScript {
     source: String,
-    script: Script,
-    /// Number of each algorithm's script, by the algorithm's index.
+    script: redis::Script,
+    /// Number of each counter program's script, by the program's index.
     script_numbers: Vec<u8>,
     key_prefix: Vec<u8>,
     time: Time,
@@ -127,12 +127,12 @@ pub(super) enum Keys {
     AsArguments,
 }
 
-impl Program {
+impl CombinedScript {
     pub(super) fn new(settings: &Settings, time: Time) -> Self {
         let jitter = u64::try_from(settings.expiry_jitter.as_millis()).unwrap_or(u64::MAX);
         let (source, script_numbers) = join_scripts(settings.bound_expiry_jitter);
         Self {
-            script: Script::new(&source),
+            script: redis::Script::new(&source),
             source,
             script_numbers,
             key_prefix: settings.key_prefix.as_bytes().to_vec(),
@@ -206,9 +206,9 @@ impl Program {
             Action::RollBack(taken) => Some(taken.get()),
             Action::Take | Action::Peek | Action::Refund => None,
         };
-        let script = self.script_numbers[hit.counter.algorithm.index()] + if group_size > 0 { LEADER } else { 0 };
+        let script = self.script_numbers[hit.counter.program.index()] + if group_size > 0 { LEADER } else { 0 };
         let action = action + if binding { BINDING } else { 0 };
-        let arguments = hit.counter.algorithm.arguments(hit.operation(now));
+        let arguments = hit.counter.program.arguments(hit.operation(now));
         let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
         records.reserve(length);
         let [low, high] = u16::try_from(group_size).unwrap_or(u16::MAX).to_le_bytes();
@@ -219,7 +219,7 @@ impl Program {
     }
 }
 
-/// Returns the time of the call and its steps, or `None` if the reply is not in the program's format.
+/// Returns the time of the call and its steps, or `None` if the reply is not in the script's format.
 pub(super) fn parse_reply(reply: &Value) -> Option<(Micros, ReplySteps<'_>)> {
     let Value::Array(values) = reply else {
         return None;
@@ -267,8 +267,8 @@ impl ReplySteps<'_> {
     }
 }
 
-/// Returns the source of the combined script, and for each algorithm the number of its script. Some algorithms share a
-/// script.
+/// Returns the source of the combined script, and for each counter program the number of its script. Some programs share
+/// a script.
 ///
 /// The source has one function with a branch per script, so that a call creates one closure, not one per script.
 fn join_scripts(bound_jitter: bool) -> (String, Vec<u8>) {
@@ -282,14 +282,14 @@ fn join_scripts(bound_jitter: bool) -> (String, Vec<u8>) {
     );
     let mut scripts = Vec::new();
     let mut numbers = Vec::new();
-    for script in Algorithm::SCRIPTS {
-        let number = scripts.iter().position(|known| known == script).unwrap_or(scripts.len());
+    for script in Program::scripts() {
+        let number = scripts.iter().position(|known| *known == script).unwrap_or(scripts.len());
         numbers.push(number as u8);
         if number < scripts.len() {
             continue;
         }
-        scripts.push(*script);
-        let (arguments, body) = script;
+        scripts.push(script);
+        let Script { arguments, body } = script;
         let keyword = if number == 0 { "if" } else { "elseif" };
         let names = arguments.join(", ");
         let format = "d".repeat(arguments.len() + 1);
@@ -346,23 +346,23 @@ mod tests {
     }
 
     #[test]
-    fn algorithms_with_equal_scripts_share_one_branch() {
+    fn programs_with_equal_scripts_share_one_branch() {
         let (text, numbers) = join_scripts(true);
-        let distinct: std::collections::BTreeSet<_> = Algorithm::SCRIPTS.iter().collect();
+        let distinct: std::collections::BTreeSet<_> = Program::scripts().collect();
         assert_eq!(text.matches(" script == ").count(), distinct.len());
         assert_eq!(numbers.iter().collect::<std::collections::BTreeSet<_>>().len(), distinct.len());
     }
 
     #[test]
     fn a_call_contains_each_key_once_and_records_of_the_stated_length() {
-        let program = Program::new(&Settings::default(), Time::Server);
+        let script = CombinedScript::new(&Settings::default(), Time::Server);
         let counter = Counter::new(b"the-key", sluicegate_algorithm::fixed_window::FixedWindow::DENY_ALL);
         for action in [Action::Take, Action::Peek, Action::Refund, Action::RollBack(Micros::new(7))] {
             let (mut call, hit) = (Call::default(), Hit { action, ..counter.take(1) });
-            program.add(&mut call, &[hit], Charge::Each, Micros::new(9));
+            script.add(&mut call, &[hit], Charge::Each, Micros::new(9));
             assert_eq!(usize::from(call.records[2]), call.records.len(), "{action:?}");
             for keys in [Keys::Declared, Keys::AsArguments] {
-                let command = program.command(&call, keys).get_packed_command();
+                let command = script.command(&call, keys).get_packed_command();
                 let key = b"sluicegate:the-key";
                 assert_eq!(command.windows(key.len()).filter(|part| *part == key).count(), 1, "{keys:?}");
             }
