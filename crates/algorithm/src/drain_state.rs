@@ -30,9 +30,12 @@ pub(super) struct StoredDrain {
 
 impl StoredDrain {
     pub(super) fn read(state: &State) -> Option<Self> {
-        let (micros, fraction) = (state.number::<7>(0)?, state.number::<4>(7)?);
-        let drain_time = DrainTime { mantissa: state.number::<4>(11)? as u32, exponent: state.number::<1>(15)? as u8 };
-        Some(Self { micros, fraction, drain_time })
+        let [a, b, c, d, e, f, g, h, i, j, k, l, m, n, o, exponent] = *state.as_bytes().first_chunk::<BYTES>()?;
+        Some(Self {
+            micros: u64::from_le_bytes([a, b, c, d, e, f, g, 0]),
+            fraction: u32::from_le_bytes([h, i, j, k]).into(),
+            drain_time: DrainTime { mantissa: u32::from_le_bytes([l, m, n, o]), exponent },
+        })
     }
 }
 
@@ -76,10 +79,11 @@ impl DrainState {
 
     /// Writes a level that will have drained at `at`, in its stored form, to `state`.
     pub(super) fn write(at: ExactDuration, drain_time: DrainTime, state: &mut State) {
-        state.clear();
-        state.push::<7>(at.micros);
-        state.push::<4>(at.fraction);
-        state.push::<4>(drain_time.mantissa.into());
-        state.push::<1>(drain_time.exponent.into());
+        let mut bytes = [0; BYTES];
+        bytes[..8].copy_from_slice(&at.micros.to_le_bytes());
+        bytes[7..11].copy_from_slice(&at.fraction.to_le_bytes()[..4]);
+        bytes[11..15].copy_from_slice(&drain_time.mantissa.to_le_bytes());
+        bytes[15] = drain_time.exponent;
+        state.replace(&bytes);
     }
 }

@@ -136,6 +136,7 @@ macro_rules! programs {
             }
 
             /// See [`CounterProgram::step`].
+            #[inline]
             pub fn step(&self, state: &mut State, operation: Operation) -> bool {
                 match self {
                     Self::Limit(algorithm) => algorithm.step(state, operation),
@@ -144,6 +145,7 @@ macro_rules! programs {
             }
 
             /// See [`CounterProgram::explain`].
+            #[inline]
             #[must_use]
             pub fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
                 match self {
@@ -189,6 +191,7 @@ macro_rules! programs {
             }
 
             /// See [`CounterProgram::expires`].
+            #[inline]
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
                 match self {

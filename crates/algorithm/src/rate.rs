@@ -61,18 +61,29 @@ impl Rate {
 
     /// Returns the time in which `hits` drain.
     pub(super) fn duration_of(self, hits: u64) -> ExactDuration {
+        if let Some(total) = hits.checked_mul(self.interval) {
+            return ExactDuration { micros: total / self.parts, fraction: total % self.parts };
+        }
         let (total, parts) = (u128::from(hits) * u128::from(self.interval), u128::from(self.parts));
         ExactDuration { micros: narrow(total / parts), fraction: narrow(total % parts) }
     }
 
     /// Returns the whole hits that drain in this time.
     pub(super) fn hits(self, span: ExactDuration) -> u64 {
-        narrow(self.total_parts(span) / u128::from(self.interval))
+        let total = self.total_parts(span);
+        match u64::try_from(total) {
+            Ok(total) => total / self.interval,
+            Err(_) => narrow(total / u128::from(self.interval)),
+        }
     }
 
     /// Returns the hits that drain at least in part in this time.
     pub(super) fn hits_started(self, span: ExactDuration) -> u64 {
-        narrow(self.total_parts(span).div_ceil(self.interval.into()))
+        let total = self.total_parts(span);
+        match u64::try_from(total) {
+            Ok(total) => total.div_ceil(self.interval),
+            Err(_) => narrow(total.div_ceil(self.interval.into())),
+        }
     }
 
     fn total_parts(self, span: ExactDuration) -> u128 {

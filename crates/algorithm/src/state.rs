@@ -65,6 +65,16 @@ impl State {
         self.0.extend_from_slice(bytes);
     }
 
+    /// Replaces all bytes but keeps an allocated buffer.
+    pub(super) fn replace(&mut self, bytes: &[u8]) {
+        if self.0.spilled() {
+            self.clear();
+            self.append(bytes);
+        } else {
+            *self = Self::from_bytes(bytes);
+        }
+    }
+
     /// Removes all bytes but keeps an allocated buffer.
     pub(super) fn clear(&mut self) {
         self.0.clear();
@@ -123,8 +133,14 @@ mod tests {
         state.cut_front(7);
         state.push::<4>(9);
         assert_eq!(state.as_bytes(), [&expected[21..28], &[9, 0, 0, 0]].concat());
+        state.replace(&expected);
+        assert_eq!(state.as_bytes(), expected);
+        state.replace(&expected[..3]);
+        assert_eq!(state.as_bytes(), &expected[..3]);
         state.clear();
         assert!(state.is_empty());
+        state.replace(&expected[..16]);
+        assert_eq!(state.as_bytes(), &expected[..16]);
     }
 
     #[test]

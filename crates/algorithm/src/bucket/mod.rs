@@ -40,6 +40,7 @@ pub(super) struct Bucket {
 }
 
 /// The level of a bucket at an instant.
+#[derive(Default)]
 struct BucketState {
     /// Instant at which the bucket will have drained; not before now.
     drained_at: ExactDuration,
@@ -133,7 +134,13 @@ impl Bucket {
 
     /// Returns the level up to which hits are allowed, as a drain time.
     fn max_fill(&self) -> ExactDuration {
-        if self.lease_grid.is_some() { self.rate.duration_of(self.max_hits.limit()) } else { self.full_drain }
+        if self.lease_grid.is_some() { self.fill_of(self.max_hits.limit()) } else { self.full_drain }
+    }
+
+    /// Returns the level of a bucket with this many hits, as a drain time.
+    fn fill_of(&self, hits: u64) -> ExactDuration {
+        // Most often all hits of a bucket.
+        if hits == self.max_hits.ceiling() { self.full_drain } else { self.rate.duration_of(hits) }
     }
 
     /// Returns the drain time of a cost. A cost above the capacity is always denied, so it is capped.
@@ -194,35 +201,33 @@ impl Bucket {
     }
 
     fn level(&self, state: &State, now: Micros) -> BucketState {
-        let empty = ExactDuration { micros: now.get(), fraction: 0 };
-        let (mut level, stored) = (
-            BucketState {
-                drained_at: empty,
-                leased: LeasedParts::default(),
-                leased_total: ExactDuration::default(),
-                changed: false,
-            },
-            StoredDrain::read(state),
-        );
-        let Some(mut stored) = stored else {
-            return level;
+        let Some(stored) = StoredDrain::read(state) else {
+            let drained_at = ExactDuration { micros: now.get(), fraction: 0 };
+            return BucketState { drained_at, ..BucketState::default() };
         };
         if state.as_bytes().len() > drain_state::BYTES {
-            let is_same = stored.drain_time == self.drain_time;
-            level.leased = LeasedParts::read(state, self.rate, is_same);
-            let at = self.rate.stored_duration(stored.micros, stored.fraction, is_same);
-            // The capacity before the change of the limit is unknown and not needed.
-            let full = if is_same { self.full_drain } else { ExactDuration { micros: MAX_NUMBER, fraction: 0 } };
-            let at = level.leased.pour_ended(at, now, self.rate, full);
-            (stored.micros, stored.fraction) = (at.micros, at.fraction);
-            if !is_same {
-                level.leased.scale(stored.drain_time, self.drain_time);
-                level.changed = true;
-            }
-            level.leased_total = level.leased.limit_sum(self.full_drain, self.rate);
+            return self.level_with_leases(state, stored, now);
         }
         let drain = DrainState::of(stored, now, self.rate, self.full_drain, self.drain_time);
-        BucketState { drained_at: drain.drained_at, changed: level.changed || drain.changed, ..level }
+        BucketState { drained_at: drain.drained_at, changed: drain.changed, ..BucketState::default() }
+    }
+
+    /// Returns the level of a bucket with leased parts.
+    #[cold]
+    fn level_with_leases(&self, state: &State, mut stored: StoredDrain, now: Micros) -> BucketState {
+        let is_same = stored.drain_time == self.drain_time;
+        let mut leased = LeasedParts::read(state, self.rate, is_same);
+        let at = self.rate.stored_duration(stored.micros, stored.fraction, is_same);
+        // The capacity before the change of the limit is unknown and not needed.
+        let full = if is_same { self.full_drain } else { ExactDuration { micros: MAX_NUMBER, fraction: 0 } };
+        let at = leased.pour_ended(at, now, self.rate, full);
+        (stored.micros, stored.fraction) = (at.micros, at.fraction);
+        if !is_same {
+            leased.scale(stored.drain_time, self.drain_time);
+        }
+        let leased_total = leased.limit_sum(self.full_drain, self.rate);
+        let drain = DrainState::of(stored, now, self.rate, self.full_drain, self.drain_time);
+        BucketState { drained_at: drain.drained_at, leased, leased_total, changed: !is_same || drain.changed }
     }
 
     pub(super) fn step(&self, state: &mut State, operation: Operation) -> bool {
@@ -279,6 +284,9 @@ impl Bucket {
     /// arrive.
     fn time_until(&self, level: &BucketState, now: Micros, target: ExactDuration) -> Micros {
         let mut bucket = self.rate.subtract(level.drained_at, ExactDuration { micros: now.get(), fraction: 0 });
+        if level.leased.is_empty() {
+            return self.rate.subtract(bucket, target).ceil();
+        }
         let (mut leased, mut elapsed) = (level.leased_total, 0);
         for entry in level.leased.by_end() {
             let remaining = ExactDuration { micros: entry.ends - now.get() - elapsed, fraction: 0 };
@@ -300,7 +308,7 @@ impl Bucket {
         let charge = self.charge(operation.cost);
         // A peek does not fill the bucket.
         let after = if operation.action == Action::Peek { self.rate.add(used, charge) } else { used };
-        let limit = self.rate.duration_of(self.max_hits.limit());
+        let limit = self.fill_of(self.max_hits.limit());
         let remaining = self.rate.hits(self.rate.subtract(limit, used));
         let until = |target: ExactDuration| self.time_until(&level, operation.now, target);
         let one_more = self.rate.subtract(limit, self.rate.duration_of(remaining + 1));
@@ -315,7 +323,7 @@ impl Bucket {
             next: if remaining < self.max_hits.limit() { until(one_more) } else { Micros::ZERO },
             retry_after: (!allowed && can_ever_fit).then(|| until(self.rate.subtract(self.max_fill(), charge))),
             delay: if allowed && !operation.action.releases() {
-                self.rate.subtract(after, self.rate.duration_of(self.immediate)).ceil()
+                self.rate.subtract(after, self.fill_of(self.immediate)).ceil()
             } else {
                 Micros::ZERO
             },
