@@ -16,7 +16,7 @@ use sluicegate::{
     metrics::WorkerId,
     store::{
         AnyStore, Charge, Counter, CounterStore, Hit, HitDecisions, Local, Memory, Peers, StepOutcome, StepOutcomes,
-        Store, StoreError, local, memory,
+        Store, StoreError, TimeSource, local, memory,
         peers::{self, Pull},
     },
 };
@@ -127,7 +127,7 @@ fn start_in_redis(remote: &Remote, tasks: &tokio::task::LocalSet) -> Vec<Member>
             &local::DenyCacheSettings::default(),
             &local::LeaseSettings::default(),
             &local::EventualSettings::default(),
-            local::Clock::start(),
+            TimeSource::Own,
             local::Metrics::new(1),
         );
         let local = Local::new(remote.clone(), shared, WorkerId(0));

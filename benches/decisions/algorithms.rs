@@ -18,10 +18,7 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{
-        Charge, Counter, CounterStore as _, Hit, Memory, Redis, memory,
-        redis::{self, Time},
-    },
+    store::{Charge, Counter, CounterStore as _, Hit, Memory, Redis, TimeSource, memory, redis},
 };
 use sluicegate_overload::adaptive::{Bounds, Method};
 use tokio::task::JoinSet;
@@ -206,7 +203,7 @@ fn time_pairs(rule: Algorithm, held: u64) -> f64 {
 /// Returns Redis' CPU time per operation of a slot and of a hit of a sliding log, in microseconds.
 async fn slots_in_redis(held: u64) -> [f64; 2] {
     let server = Process::redis();
-    let redis = connect(&server.url(), Time::Server).await;
+    let redis = connect(&server.url(), TimeSource::Own).await;
     let hold = Micros::from_secs(3_600);
     let slots: Algorithm = Concurrency::new(MaxHits::hard(held + 1), hold).unwrap().into();
     let log: Algorithm = SlidingLog::new(MaxHits::hard(held + 1), hold, Micros::ZERO, false).unwrap().into();
@@ -275,7 +272,7 @@ pub(crate) fn on_several_servers() {
 /// Prints the total CPU time of these servers per decision.
 async fn measure_topology(topology: &str, servers: &[Process]) {
     let url = if servers.len() == 1 { servers[0].url() } else { multi_host_url(topology, servers) };
-    let (shared, single) = (connect(&url, Time::Server).await, connect(&url, Time::Caller).await);
+    let (shared, single) = (connect(&url, TimeSource::Own).await, connect(&url, TimeSource::Caller).await);
     let names = names();
     let flush = || servers.iter().for_each(|server| drop(server.cli(&["flushall"])));
     let total_cpu = || servers.iter().map(Process::cpu_micros).sum::<f64>();
@@ -306,9 +303,9 @@ const ROUNDS: usize = 5;
 async fn compare_in_redis() {
     let server = Process::redis();
     let names = names();
-    let shared = connect(&server.url(), Time::Server).await;
+    let shared = connect(&server.url(), TimeSource::Own).await;
     // Requests that pass their own time do not share calls.
-    let single = connect(&server.url(), Time::Caller).await;
+    let single = connect(&server.url(), TimeSource::Caller).await;
     let mut plain = ::redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
     // Calls with one decision each take most of the time, and full logs most of the memory.
     let few_names = &names[..USERS / 5];
@@ -352,7 +349,7 @@ async fn compare_in_redis() {
     }
 }
 
-async fn connect(url: &str, time: Time) -> Redis {
+async fn connect(url: &str, time: TimeSource) -> Redis {
     let settings = redis::Settings { timeout: std::time::Duration::from_secs(20), ..redis::Settings::default() };
     let setup = redis::Setup::new(url, &settings, time, redis::Metrics::new(1)).unwrap();
     tokio::spawn(setup.follow());

@@ -7,10 +7,7 @@ use crate::{
     metrics::{Meter, WorkerId, observe_counter, observe_gauge},
     service::Clock,
     settings::Settings,
-    store::{
-        self, AnyStore, Local, Memory, local,
-        redis::{SetupError, Time},
-    },
+    store::{self, AnyStore, Local, Memory, TimeSource, local, redis::SetupError},
 };
 
 /// The store that the settings select: one for all workers, or a connection to Redis for each.
@@ -28,13 +25,14 @@ impl StoreSetup {
             return Ok(Self::Memory(Arc::new(create(&settings.memory))));
         }
         let calls = Arc::clone(&metrics.redis);
-        let setup = store::redis::Setup::new(&settings.store, &settings.redis, Time::Server, calls)?;
+        let setup = store::redis::Setup::new(&settings.store, &settings.redis, TimeSource::Own, calls)?;
         let setup = match &settings.per_second.store {
-            Some(store) => setup.with_per_second(store, &settings.per_second.redis, Time::Server)?,
+            Some(store) => setup.with_per_second(store, &settings.per_second.redis, TimeSource::Own)?,
             None => setup,
         };
-        let (clock, metrics) = (local::Clock::start(), Arc::clone(&metrics.local));
-        let shared = local::Shared::new(&settings.deny_cache, &settings.lease, &settings.eventual, clock, metrics);
+        let metrics = Arc::clone(&metrics.local);
+        let shared =
+            local::Shared::new(&settings.deny_cache, &settings.lease, &settings.eventual, TimeSource::Own, metrics);
         Ok(Self::Redis(Box::new(setup), shared))
     }
 

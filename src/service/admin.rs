@@ -268,7 +268,7 @@ pub(super) mod tests {
         rules::{Options, SourceFile, source::Source},
         service::{activity, check, overrides},
         store::{
-            self, AnyStore, Local, Memory, local, memory,
+            self, AnyStore, Local, Memory, TimeSource, local, memory,
             overrides::{Journal, OverrideStore},
             redis,
         },
@@ -353,11 +353,9 @@ descriptors:
         ["/a", "/b"].into_iter().for_each(|path| ask(&admin, "path", path));
         let (metrics, worker) = (store::Metrics::new(1), WorkerId(0));
         let settings = redis::Settings::default();
-        let setup =
-            redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, Arc::clone(&metrics.redis));
+        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, TimeSource::Own, Arc::clone(&metrics.redis));
         let (deny_cache, leases, eventual) = Default::default();
-        let shared =
-            local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::start(), Arc::clone(&metrics.local));
+        let shared = local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Own, Arc::clone(&metrics.local));
         let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
         let admin = Admin { engine: admin.engine.with_store(store), ..admin };
         let snapshot = admin.reloader.rules().load_full();

@@ -12,7 +12,7 @@ pub use sluicegate_peers::{self as peers, Peers};
 pub use sluicegate_redis::{self as redis, ActivityReports, Redis, redact};
 pub use sluicegate_store::{
     AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
-    StepOutcomes, Store, StoreError, identity, memory, next_answer, only_answer, pending,
+    StepOutcomes, Store, StoreError, TimeSource, identity, memory, next_answer, only_answer, pending,
 };
 
 use std::sync::Arc;
@@ -166,8 +166,8 @@ mod tests {
             let (metrics, worker, settings) = (Metrics::new(1), WorkerId(0), redis::Settings::default());
             let (deny_cache, leases, eventual) = Default::default();
             let local = Arc::clone(&metrics.local);
-            let shared = local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::Caller, local);
-            let setup = redis::Setup::new(url, &settings, redis::Time::Caller, Arc::clone(&metrics.redis)).unwrap();
+            let shared = local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Caller, local);
+            let setup = redis::Setup::new(url, &settings, TimeSource::Caller, Arc::clone(&metrics.redis)).unwrap();
             AnyStore::Redis(Local::new(setup.connect(worker), shared, worker))
         };
         let location = |store: &AnyStore| (store.server_of(b"{foo}x", false), store.hash_slot_of(b"{foo}x", false));

@@ -16,26 +16,26 @@ use sluicegate::{
         warm_up::WarmUp,
     },
     metrics::WorkerId,
-    store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, local, memory, redis},
+    store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, TimeSource, local, memory, redis},
 };
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
 
 /// Connects without a deny cache, so that every hit is sent to Redis. Keys outlive their content by up to `expiry_jitter`.
 pub(crate) async fn connect(url: &str, expiry_jitter: Duration) -> Local<Redis> {
-    connect_with(url, settings(expiry_jitter), redis::Time::Caller, 0).await
+    connect_with(url, settings(expiry_jitter), TimeSource::Caller, 0).await
 }
 
 /// Connects with a deny cache that uses denials as long as they are valid.
 pub(crate) async fn connect_with_deny_cache(url: &str, expiry_jitter: Duration) -> Local<Redis> {
-    connect_with(url, settings(expiry_jitter), redis::Time::Caller, 10_000).await
+    connect_with(url, settings(expiry_jitter), TimeSource::Caller, 10_000).await
 }
 
 fn settings(expiry_jitter: Duration) -> redis::Settings {
     redis::Settings { timeout: DEADLINE, expiry_jitter, bound_expiry_jitter: false, ..redis::Settings::default() }
 }
 
-async fn connect_with(url: &str, settings: redis::Settings, time: redis::Time, max_denials: usize) -> Local<Redis> {
+async fn connect_with(url: &str, settings: redis::Settings, time: TimeSource, max_denials: usize) -> Local<Redis> {
     let setup = redis::Setup::new(url, &settings, time, redis::Metrics::new(1)).unwrap();
     tokio::spawn(setup.follow());
     let redis = setup.connect(WorkerId(0));
@@ -44,7 +44,7 @@ async fn connect_with(url: &str, settings: redis::Settings, time: redis::Time, m
     let (leases, eventual) = (local::LeaseSettings::default(), local::EventualSettings::default());
     Local::new(
         redis,
-        local::Shared::new(&deny_cache, &leases, &eventual, local::Clock::Caller, local::Metrics::new(1)),
+        local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Caller, local::Metrics::new(1)),
         WorkerId(0),
     )
 }
@@ -255,7 +255,7 @@ async fn counters_that_exceed_their_sum_are_invalid() {
 async fn keys_of_short_limits_do_not_fill_redis() {
     let server = RedisServer::start();
     let settings = redis::Settings { timeout: DEADLINE, ..redis::Settings::default() };
-    let redis = connect_with(&server.url(), settings, redis::Time::Caller, 0).await;
+    let redis = connect_with(&server.url(), settings, TimeSource::Caller, 0).await;
     let now = Micros::from_secs(1_763_672_400);
     let spec = LimitSpec { requests: 1, window: Micros::from_secs(100), ..LimitSpec::default() };
     let mut tested = Vec::new();
@@ -368,7 +368,7 @@ async fn every_action_on_a_foreign_value_is_decided_and_reported() {
 #[tokio::test]
 async fn requests_that_share_a_call_do_not_affect_each_other() {
     let server = RedisServer::start();
-    let redis = connect_with(&server.url(), settings(Duration::from_secs(300)), redis::Time::Server, 0).await;
+    let redis = connect_with(&server.url(), settings(Duration::from_secs(300)), TimeSource::Own, 0).await;
     let (zero, ten) = (window(0, 3_600), window(10, 3_600));
     let [a, b, c] = [("{a}", ten), ("{b}", zero), ("{c}", ten)].map(|(name, rule)| Counter::new(name, rule));
     let before = server.cli(&["time"]).lines().next().unwrap().parse::<u64>().unwrap();

@@ -30,7 +30,7 @@ use sluicegate::{
     metrics::WorkerId,
     store::{
         Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, Local, StepOutcome, StepOutcomes,
-        Store, StoreError, local,
+        Store, StoreError, TimeSource, local,
     },
 };
 use sluicegate_client::simulation::{GrantCache, GrantFeedback};
@@ -203,9 +203,14 @@ fn instance(world: &Arc<World>, leases: bool) -> Local<Remote> {
     let deny_cache = local::DenyCacheSettings { max_entries: 64, ..local::DenyCacheSettings::default() };
     let settings =
         local::LeaseSettings { max_counters: if leases { 64 } else { 0 }, ..local::LeaseSettings::default() };
-    let clock = if world.fault == Fault::WallClock { local::Clock::Caller } else { local::Clock::start() };
-    let shared =
-        local::Shared::new(&deny_cache, &settings, &local::EventualSettings::default(), clock, local::Metrics::new(1));
+    let time_source = if world.fault == Fault::WallClock { TimeSource::Caller } else { TimeSource::Own };
+    let shared = local::Shared::new(
+        &deny_cache,
+        &settings,
+        &local::EventualSettings::default(),
+        time_source,
+        local::Metrics::new(1),
+    );
     Local::new(Remote(Arc::clone(world)), shared, WorkerId(0))
 }
 

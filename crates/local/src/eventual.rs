@@ -70,7 +70,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
             return HitDecisions::new();
         }
         let outcomes = self.store.step(hits, Charge::Each, time.now).await;
-        let answered_at = self.shared.clock.now(time.now);
+        let answered_at = self.shared.time(time.now);
         let merge = |(hit, outcome): (&Hit<&Counter>, Result<StepOutcome, StoreError>)| {
             let outcome = outcome?;
             counters.merge(self.shared.identity(hit), hit, &outcome, time.local, answered_at);
@@ -124,10 +124,10 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Sends a report and merges the answer.
     pub(super) async fn run_report(&self, counters: &EventualCounters, call: StoreCall, now: Micros) {
-        let called_at = self.shared.clock.now(now);
+        let called_at = self.shared.time(now);
         let answer = only_answer(self.store.step(&[call.hit.borrowed()], Charge::Each, now).await);
         self.shared.metrics.add_eventual_report(self.worker, call.hit.cost, answer.is_ok());
-        let lost = counters.finish_report(&call, answer, called_at, self.shared.clock.now(now));
+        let lost = counters.finish_report(&call, answer, called_at, self.shared.time(now));
         self.shared.metrics.add_lost_eventual_hits(self.worker, lost);
     }
 }

@@ -34,7 +34,7 @@ use futures_util::future::join_all;
 use sluicegate_algorithm::{Consistency, Decision, Micros, State};
 use sluicegate_metrics::WorkerId;
 use sluicegate_store::{
-    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, Store, StoreError,
+    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, Store, StoreError, TimeSource,
     identity::Secret, next_answer, only_answer,
 };
 use smallvec::SmallVec;
@@ -47,37 +47,15 @@ use self::{
     store_call::StoreCall,
 };
 
-/// The clock that measures ages and lifetimes in this instance.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Clock {
-    /// The machine's monotonic clock, since this instant. All non-test code uses this clock.
-    Monotonic(Instant),
-    /// The `now` of each call, for tests that set the time.
-    Caller,
-}
-
-impl Clock {
-    /// Returns the machine's monotonic clock, starting now.
-    #[must_use]
-    pub fn start() -> Self {
-        Self::Monotonic(Instant::now())
-    }
-
-    fn now(self, now: Micros) -> Duration {
-        match self {
-            Self::Monotonic(start) => start.elapsed(),
-            Self::Caller => Duration::from_micros(now.get()),
-        }
-    }
-}
-
 /// The state that all workers of an instance share: deny cache, leases and eventual counters.
 pub struct Shared {
     deny_cache: Option<DenyCache>,
     leases: Option<Leases>,
     eventual_counters: Option<EventualCounters>,
     secret: Secret,
-    clock: Clock,
+    /// Source of the time that measures ages and lifetimes.
+    time_source: TimeSource,
+    started: Instant,
     metrics: Arc<Metrics>,
 }
 
@@ -88,7 +66,7 @@ impl Shared {
         deny_cache: &DenyCacheSettings,
         leases: &LeaseSettings,
         eventual: &EventualSettings,
-        clock: Clock,
+        time_source: TimeSource,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
         let (deny_cache, leases) = (DenyCache::new(deny_cache), Leases::new(leases));
@@ -97,9 +75,18 @@ impl Shared {
             leases,
             eventual_counters: EventualCounters::new(eventual),
             secret: Secret::random(),
-            clock,
+            time_source,
+            started: Instant::now(),
             metrics,
         })
+    }
+
+    /// Returns the time for ages and lifetimes, for a call at `now`.
+    fn time(&self, now: Micros) -> Duration {
+        match self.time_source {
+            TimeSource::Own => self.started.elapsed(),
+            TimeSource::Caller => Duration::from_micros(now.get()),
+        }
     }
 
     fn identity(&self, hit: &Hit<&Counter>) -> u128 {
@@ -138,7 +125,7 @@ impl<S> Local<S> {
     }
 }
 
-/// Time of a call by the service's clock (`now`) and by the instance's [`Clock`] (`local`).
+/// Time of a call by the service's clock (`now`), and for ages and lifetimes in this instance (`local`).
 #[derive(Clone, Copy)]
 struct CallTime {
     now: Micros,
@@ -147,7 +134,7 @@ struct CallTime {
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
     async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
-        let time = CallTime { now, local: self.shared.clock.now(now) };
+        let time = CallTime { now, local: self.shared.time(now) };
         match &self.shared.eventual_counters {
             Some(counters) if hits.iter().any(|hit| hit.counter.consistency == Consistency::Eventual) => {
                 self.apply_eventual(counters, hits, charge, time).await
@@ -176,7 +163,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
             return 0;
         };
         let identity = self.shared.identity_of(&counter.name, counter.per_second);
-        let Some((used, returned, rollback)) = leases.report(identity, id, used, self.shared.clock.now(now)) else {
+        let Some((used, returned, rollback)) = leases.report(identity, id, used, self.shared.time(now)) else {
             return 0;
         };
         self.shared.metrics.add_grant_report(self.worker, used, returned);
@@ -267,7 +254,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         let Some(leases) = &self.shared.leases else {
             return;
         };
-        let called_at = self.shared.clock.now(now);
+        let called_at = self.shared.time(now);
         let outcome = self.execute(&call, now).await;
         if !call.hit.action.releases()
             && let Some(rollback) = leases.complete(&call, outcome.as_ref(), called_at)
@@ -287,7 +274,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Returns idle leases to the store, and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
-        let local_now = self.shared.clock.now(now);
+        let local_now = self.shared.time(now);
         let leases = self.shared.leases.as_ref().map(|leases| leases.sweep(local_now)).unwrap_or_default();
         self.shared.metrics.add_unreported_grant_hits(self.worker, leases.unreported);
         let counters = self.shared.eventual_counters.as_ref();
@@ -297,7 +284,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Returns all leases to the store, and reports all hits of eventual counters. To be called at shutdown.
     pub async fn return_all(&self, now: Micros) {
-        let local_now = self.shared.clock.now(now);
+        let local_now = self.shared.time(now);
         let returns = self.shared.leases.as_ref().map(|leases| leases.drain(local_now)).unwrap_or_default();
         let counters = self.shared.eventual_counters.as_ref();
         let reports = counters.map(|counters| counters.drain(local_now)).unwrap_or_default();

@@ -115,7 +115,7 @@ type Summary = (Decider, bool, [u64; 2]);
 impl Instance {
     fn new() -> Self {
         let (deny_cache, leases, eventual) = Default::default();
-        let shared = Shared::new(&deny_cache, &leases, &eventual, Clock::Caller, Metrics::new(1));
+        let shared = Shared::new(&deny_cache, &leases, &eventual, TimeSource::Caller, Metrics::new(1));
         let store = Remote::default();
         Self { local: Local::new(store.clone(), shared, WorkerId(0)), store }
     }

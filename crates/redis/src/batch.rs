@@ -245,13 +245,13 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Metrics, Settings, Time};
+    use crate::{Metrics, Settings, TimeSource};
 
     /// The task that sends calls ends, and so does the connection.
     #[tokio::test(start_paused = true)]
     async fn a_closed_batcher_leaves_its_server() {
         let metrics = Metrics::new(1);
-        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), Time::Server, &metrics).unwrap();
+        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), TimeSource::Own, &metrics).unwrap();
         let server = shared.topology.view().borrow().servers[0].clone();
         let batcher = Batcher::start(server, Arc::clone(&shared), WorkerId(0), &Arc::default());
         tokio::time::sleep(Duration::from_secs(5)).await;

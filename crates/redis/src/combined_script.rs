@@ -35,7 +35,7 @@ use sluicegate_algorithm::{Action, Micros, PRELUDE, Program, Script, State};
 use sluicegate_store::{AHEAD, Charge, Counter, Hit};
 use smallvec::SmallVec;
 
-use super::{Settings, Time};
+use super::{Settings, TimeSource};
 
 const MAIN: &str = include_str!("main.lua");
 
@@ -57,7 +57,7 @@ pub(super) struct CombinedScript {
     /// Number of each counter program's script, by the program's index.
     script_numbers: Vec<u8>,
     key_prefix: Vec<u8>,
-    time: Time,
+    time_source: TimeSource,
     jitter_millis: u64,
 }
 
@@ -128,7 +128,7 @@ pub(super) enum Keys {
 }
 
 impl CombinedScript {
-    pub(super) fn new(settings: &Settings, time: Time) -> Self {
+    pub(super) fn new(settings: &Settings, time_source: TimeSource) -> Self {
         let jitter = u64::try_from(settings.expiry_jitter.as_millis()).unwrap_or(u64::MAX);
         let (source, script_numbers) = join_scripts(settings.bound_expiry_jitter);
         Self {
@@ -136,7 +136,7 @@ impl CombinedScript {
             source,
             script_numbers,
             key_prefix: settings.key_prefix.as_bytes().to_vec(),
-            time,
+            time_source,
             jitter_millis: jitter.clamp(1, MAX_JITTER_MILLIS),
         }
     }
@@ -157,7 +157,7 @@ impl CombinedScript {
 
     /// Returns whether requests can share a call, which is not possible if each passes its own time.
     pub(super) fn can_join_requests(&self) -> bool {
-        self.time == Time::Server
+        self.time_source == TimeSource::Own
     }
 
     pub(super) fn add(&self, call: &mut Call, hits: &[Hit<&Counter>], charge: Charge, now: Micros) {
@@ -182,9 +182,9 @@ impl CombinedScript {
         } else {
             cmd.arg(0);
         }
-        match self.time {
-            Time::Server => cmd.arg(""),
-            Time::Caller => cmd.arg(call.now.get()),
+        match self.time_source {
+            TimeSource::Own => cmd.arg(""),
+            TimeSource::Caller => cmd.arg(call.now.get()),
         };
         cmd.arg(call.records.as_slice());
         if keys == Keys::AsArguments {
@@ -355,7 +355,7 @@ mod tests {
 
     #[test]
     fn a_call_contains_each_key_once_and_records_of_the_stated_length() {
-        let script = CombinedScript::new(&Settings::default(), Time::Server);
+        let script = CombinedScript::new(&Settings::default(), TimeSource::Own);
         let counter = Counter::new(b"the-key", sluicegate_algorithm::fixed_window::FixedWindow::DENY_ALL);
         for action in [Action::Take, Action::Peek, Action::Refund, Action::RollBack(Micros::new(7))] {
             let (mut call, hit) = (Call::default(), Hit { action, ..counter.take(1) });

@@ -22,7 +22,7 @@ use sluicegate_metrics::WorkerId;
 use tempfile::TempDir;
 use tokio::{runtime::Runtime, sync::Notify, task::JoinHandle, time::timeout};
 
-use super::{Metrics, Redis, Settings, Setup, Time};
+use super::{Metrics, Redis, Settings, Setup, TimeSource};
 
 /// Time after which the server or a client counts as hung.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -121,7 +121,7 @@ impl ControlledRedis {
         let settings = Settings { timeout: never, connect_timeout: DEADLINE, ..Settings::default() };
         let url = format!("redis+unix://{}", socket.display());
         let _in_runtime = runtime.enter();
-        let redis = Setup::new(&url, &settings, Time::Server, Metrics::new(1)).unwrap().connect(WorkerId(0));
+        let redis = Setup::new(&url, &settings, TimeSource::Own, Metrics::new(1)).unwrap().connect(WorkerId(0));
         assert!(runtime.block_on(redis.wait_until_up(DEADLINE)), "cannot connect to {url}");
         redis
     }

@@ -49,18 +49,9 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcomes, StoreError};
+use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcomes, StoreError, TimeSource};
 
 use self::{combined_script::CombinedScript, pool::Pool, topology::Topology};
-
-/// The clock that steps use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Time {
-    /// Redis' own clock, used everywhere except in tests.
-    Server,
-    /// The `now` argument of the call, for a clock that a test sets.
-    Caller,
-}
 
 /// Error returned when a Redis store cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -100,9 +91,14 @@ struct Shared {
 }
 
 impl Shared {
-    fn new(url: &str, settings: &Settings, time: Time, metrics: &Metrics) -> Result<Arc<Self>, SetupError> {
+    fn new(
+        url: &str,
+        settings: &Settings,
+        time_source: TimeSource,
+        metrics: &Metrics,
+    ) -> Result<Arc<Self>, SetupError> {
         let topology = Arc::new(Topology::new(url, settings)?);
-        let (settings, script) = (settings.clone(), CombinedScript::new(settings, time));
+        let (settings, script) = (settings.clone(), CombinedScript::new(settings, time_source));
         Ok(Arc::new(Self { settings, script, topology, health: Arc::clone(metrics.health()) }))
     }
 }
@@ -120,16 +116,21 @@ impl Setup {
     ///
     /// # Errors
     /// Returns an error if the address is invalid, or a certificate or the password cannot be read.
-    pub fn new(url: &str, settings: &Settings, time: Time, metrics: Arc<Metrics>) -> Result<Self, SetupError> {
-        Ok(Self { main: Shared::new(url, settings, time, &metrics)?, per_second: None, metrics })
+    pub fn new(
+        url: &str,
+        settings: &Settings,
+        time_source: TimeSource,
+        metrics: Arc<Metrics>,
+    ) -> Result<Self, SetupError> {
+        Ok(Self { main: Shared::new(url, settings, time_source, &metrics)?, per_second: None, metrics })
     }
 
     /// Adds separate servers for limits of unit second.
     ///
     /// # Errors
     /// Returns an error if the address is invalid, or a certificate or the password cannot be read.
-    pub fn with_per_second(self, url: &str, settings: &Settings, time: Time) -> Result<Self, SetupError> {
-        let per_second = Shared::new(url, settings, time, &self.metrics)?;
+    pub fn with_per_second(self, url: &str, settings: &Settings, time_source: TimeSource) -> Result<Self, SetupError> {
+        let per_second = Shared::new(url, settings, time_source, &self.metrics)?;
         Ok(Self { per_second: Some(per_second), ..self })
     }
 

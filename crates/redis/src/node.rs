@@ -396,14 +396,14 @@ async fn send(connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Metrics, Settings, Time};
+    use crate::{Metrics, Settings, TimeSource};
 
     /// The first attempt to connect again ends the waiting also if it fails: the deadline of a call is a day here.
     #[tokio::test]
     async fn calls_wait_only_for_the_first_attempt_to_connect_again() {
         let metrics = Metrics::new(1);
         let settings = Settings { timeout: Duration::from_secs(86_400), ..Settings::default() };
-        let shared = Shared::new("redis://127.0.0.1:1", &settings, Time::Server, &metrics).unwrap();
+        let shared = Shared::new("redis://127.0.0.1:1", &settings, TimeSource::Own, &metrics).unwrap();
         let server = shared.topology.view().borrow().servers[0].clone();
         let node = Node::start(server, shared, WorkerId(0));
         node.set_state(State::Reconnecting);
@@ -415,7 +415,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_closed_node_stops_connecting() {
         let metrics = Metrics::new(1);
-        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), Time::Server, &metrics).unwrap();
+        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), TimeSource::Own, &metrics).unwrap();
         let server = shared.topology.view().borrow().servers[0].clone();
         let node = Node::start(server, Arc::clone(&shared), WorkerId(0));
         tokio::time::sleep(Duration::from_secs(5)).await;

@@ -5,12 +5,14 @@ pub mod identity;
 pub mod memory;
 pub mod overrides;
 pub mod pending;
+mod time_source;
 
 pub use hit::{
     AHEAD, Blocks, Charge, Counter, Decider, Grant, Hit, HitDecision, HitDecisions, StepOutcome, StepOutcomes,
     next_answer, only_answer,
 };
 pub use memory::Memory;
+pub use time_source::TimeSource;
 
 use std::sync::Arc;
 

@@ -304,7 +304,7 @@ mod tests {
         algorithm::Micros,
         engine::overrides::Scope,
         service::Clock,
-        store::{overrides::Journal, redis},
+        store::{TimeSource, overrides::Journal, redis},
     };
 
     fn info() -> ChangeInfo {
@@ -344,7 +344,7 @@ mod tests {
     #[tokio::test]
     async fn only_changes_after_a_version_are_returned() {
         let settings = redis::Settings::default();
-        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, redis::Time::Server, redis::Metrics::new(1));
+        let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, TimeSource::Own, redis::Metrics::new(1));
         let in_redis = member_of(OverrideStore::Redis(setup.unwrap().connect(WorkerId(0))));
         let in_journal = member();
         for version in 1..=3 {

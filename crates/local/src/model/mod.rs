@@ -467,8 +467,8 @@ impl Model for LeaseModel {
 fn new_instance(instance: usize, network: &Arc<Mutex<Network>>) -> Local<Remote> {
     let deny_cache = DenyCacheSettings { max_entries: 0, ..DenyCacheSettings::default() };
     let leases = LeaseSettings { max_counters: 8, ..LeaseSettings::default() };
-    let clock = if lock(network).fault == Fault::WallClock { Clock::Caller } else { Clock::start() };
-    let shared = Shared::new(&deny_cache, &leases, &EventualSettings::default(), clock, Metrics::new(1));
+    let time_source = if lock(network).fault == Fault::WallClock { TimeSource::Caller } else { TimeSource::Own };
+    let shared = Shared::new(&deny_cache, &leases, &EventualSettings::default(), time_source, Metrics::new(1));
     Local::new(Remote { instance, network: Arc::clone(network) }, shared, WorkerId(0))
 }
 
