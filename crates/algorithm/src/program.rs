@@ -50,7 +50,8 @@ pub trait CounterProgram: Copy + Into<Program> {
         self.counts_denied()
     }
 
-    /// Returns the end of a lease that was taken at `counted`. Only meaningful for the result of [`Limiter::leasing`].
+    /// Returns the end of a lease that was taken at `counted`. Only meaningful for the result of
+    /// [`Limiter::leasing`](super::Limiter::leasing).
     fn lease_ends(&self, counted: Micros) -> Micros {
         counted
     }
