@@ -1,5 +1,6 @@
 //! The admin API as JSON: `POST /v1/METHOD` with the messages of the gRPC methods in proto3 JSON. A method that streams
-//! responds with server-sent events.
+//! responds with server-sent events. Each call becomes a call of the gRPC method in this process, so a new method needs
+//! nothing here.
 
 use std::{
     convert::Infallible,
@@ -12,21 +13,27 @@ use axum::{
     http::{
         HeaderName, StatusCode,
         header::{CACHE_CONTROL, CONTENT_TYPE},
+        uri::PathAndQuery,
     },
     response::{
         IntoResponse, Response,
         sse::{Event, KeepAlive, Sse},
     },
 };
+use bytes::{Buf, BufMut};
 use futures_util::StreamExt;
 use http_body::Body;
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor, MethodDescriptor, ServiceDescriptor};
-use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminService};
-use tonic::{Code, Request, Status};
+use sluicegate_proto::{FILE_DESCRIPTOR_SET, sluicegate::admin::v1::admin_service_server::AdminServiceServer};
+use tonic::{
+    Code, Request, Status, Streaming,
+    client::Grpc,
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
+};
 
 use super::{
-    MAX_MESSAGE_BYTES,
+    GRPC_PREFIX, MAX_MESSAGE_BYTES,
     auth::{Caller, Role},
     roles::authorize,
     service::Service,
@@ -53,10 +60,10 @@ pub(super) async fn call(
 ) -> Response {
     let mut response = match find_method(&caller, &name) {
         Ok(method) => match read_body(&caller, request).await {
-            Ok(body) => answer(&service, caller, &method, &body).await,
+            Ok(body) => answer(service, caller, &method, &body).await.unwrap_or_else(|status| rejection(&status)),
             Err(response) => *response,
         },
-        Err(status) => error_response(http_code(&status), &status),
+        Err(status) => rejection(&status),
     };
     response.headers_mut().insert(CACHE_CONTROL, http::HeaderValue::from_static("no-store"));
     response
@@ -85,20 +92,36 @@ async fn read_body(caller: &Caller, mut request: extract::Request) -> Result<Byt
     })
 }
 
-async fn answer(service: &Service, caller: Caller, method: &MethodDescriptor, body: &[u8]) -> Response {
-    let answer = match read_call(caller, method, body) {
-        Ok(call) if method.is_server_streaming() => stream(service, call, method).await,
-        Ok(call) => {
-            let text = dispatch(service, call, method).await;
-            text.map(|text| ([(CONTENT_TYPE, "application/json")], text).into_response())
-        }
-        Err(status) => Err(status),
+/// Calls the gRPC method in this process and returns its response as JSON.
+async fn answer(
+    service: Arc<Service>,
+    caller: Caller,
+    method: &MethodDescriptor,
+    body: &[u8],
+) -> Result<Response, Status> {
+    let mut request = Request::new(read_message(method, body)?);
+    request.extensions_mut().insert(caller.clone());
+    let path = PathAndQuery::try_from(format!("{GRPC_PREFIX}{}", method.name()))
+        .map_err(|error| Status::internal(error.to_string()))?;
+    let server = AdminServiceServer::from_arc(Arc::clone(&service));
+    let mut client = Grpc::new(server).max_decoding_message_size(usize::MAX);
+    let Ok(()) = client.ready().await;
+    let output = method.output();
+    if method.is_server_streaming() {
+        let messages = client.server_streaming(request, path, Encoded).await?.into_inner();
+        return Ok(events(messages, output));
+    }
+    let bytes = client.unary(request, path, Encoded).await?.into_inner();
+    let text = if bytes.len() < MIN_LARGE_BYTES {
+        to_json(output, &bytes)?
+    } else {
+        service.build(&caller, move || to_json(output, &bytes)).await??
     };
-    answer.unwrap_or_else(|status| error_response(http_code(&status), &status))
+    Ok(([(CONTENT_TYPE, "application/json")], text).into_response())
 }
 
-/// Reads the message of a call.
-fn read_call(caller: Caller, method: &MethodDescriptor, body: &[u8]) -> Result<JsonCall, Status> {
+/// Reads the message of a call and encodes it.
+fn read_message(method: &MethodDescriptor, body: &[u8]) -> Result<Bytes, Status> {
     let body = if body.is_empty() { b"{}" } else { body };
     let mut json = serde_json::Deserializer::from_slice(body);
     let message = DynamicMessage::deserialize(method.input(), &mut json);
@@ -106,47 +129,13 @@ fn read_call(caller: Caller, method: &MethodDescriptor, body: &[u8]) -> Result<J
     let message = message.map_err(|error| {
         Status::invalid_argument(format!("the body is not a valid {} in JSON: {error}", method.input().name()))
     })?;
-    Ok(JsonCall { bytes: message.encode_to_vec(), caller })
-}
-
-async fn dispatch(service: &Service, call: JsonCall, method: &MethodDescriptor) -> Result<String, Status> {
-    let caller = call.caller.clone();
-    let bytes = match method.name() {
-        "PutOverrides" => write(service.put_overrides(call.read()?).await)?,
-        "ListOverrides" => write(service.list_overrides(call.read()?).await)?,
-        "ListAuditLog" => write(service.list_audit_log(call.read()?).await)?,
-        "Inspect" => write(service.inspect(call.read()?).await)?,
-        "ResetCounter" => write(service.reset_counter(call.read()?).await)?,
-        "Refund" => write(service.refund(call.read()?).await)?,
-        "ListRules" => write(service.list_rules(call.read()?).await)?,
-        "ListTopEntities" => write(service.list_top_entities(call.read()?).await)?,
-        "FindEntities" => write(service.find_entities(call.read()?).await)?,
-        "GetHealth" => write(service.get_health(call.read()?).await)?,
-        "UploadCandidate" => write(service.upload_candidate(call.read()?).await)?,
-        "DropCandidate" => write(service.drop_candidate(call.read()?).await)?,
-        "GetCandidate" => write(service.get_candidate(call.read()?).await)?,
-        "PromoteCandidate" => write(service.promote_candidate(call.read()?).await)?,
-        "RollbackRules" => write(service.rollback_rules(call.read()?).await)?,
-        "GetSession" => write(service.get_session(call.read()?).await)?,
-        "ListRuleActivity" => write(service.list_rule_activity(call.read()?).await)?,
-        "GetRuleUsage" => write(service.get_rule_usage(call.read()?).await)?,
-        "ReadDescriptors" => write(service.read_descriptors(call.read()?).await)?,
-        "Simulate" => write(service.simulate(call.read()?).await)?,
-        name => return Err(Status::unimplemented(format!("the method {name} is not available as JSON"))),
-    };
-    let output = method.output();
-    if bytes.len() < MIN_LARGE_BYTES {
-        return to_json(output, &bytes);
-    }
-    service.build(&caller, move || to_json(output, &bytes)).await?
+    Ok(message.encode_to_vec().into())
 }
 
 /// Responds with an event for each message.
-async fn stream(service: &Service, call: JsonCall, method: &MethodDescriptor) -> Result<Response, Status> {
-    let updates = service.watch_activity(call.read()?).await?.into_inner();
-    let output = method.output();
-    let events = updates.map(move |update| {
-        let text = update.and_then(|message| to_json(output.clone(), &message.encode_to_vec()));
+fn events(messages: Streaming<Bytes>, output: MessageDescriptor) -> Response {
+    let events = messages.map(move |message| {
+        let text = message.and_then(|bytes| to_json(output.clone(), &bytes));
         Ok::<_, Infallible>(match text {
             Ok(text) => Event::default().data(text),
             Err(status) => Event::default().event("error").data(status.message()),
@@ -154,7 +143,7 @@ async fn stream(service: &Service, call: JsonCall, method: &MethodDescriptor) ->
     });
     // nginx must forward each event immediately, and buffers by default.
     let unbuffered = [(HeaderName::from_static("x-accel-buffering"), "no")];
-    Ok((unbuffered, Sse::new(events).keep_alive(KeepAlive::default())).into_response())
+    (unbuffered, Sse::new(events).keep_alive(KeepAlive::default())).into_response()
 }
 
 fn to_json(output: MessageDescriptor, bytes: &[u8]) -> Result<String, Status> {
@@ -162,23 +151,47 @@ fn to_json(output: MessageDescriptor, bytes: &[u8]) -> Result<String, Status> {
     serde_json::to_string(&response).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// A call of a method: the encoded message, and the caller.
-struct JsonCall {
-    bytes: Vec<u8>,
-    caller: Caller,
-}
+/// A codec of messages that are encoded already.
+#[derive(Clone, Copy)]
+struct Encoded;
 
-impl JsonCall {
-    fn read<T: Message + Default>(self) -> Result<Request<T>, Status> {
-        let message = T::decode(&self.bytes[..]).map_err(|error| Status::invalid_argument(error.to_string()))?;
-        let mut request = Request::new(message);
-        request.extensions_mut().insert(self.caller);
-        Ok(request)
+impl Codec for Encoded {
+    type Encode = Bytes;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
+
+    fn encoder(&mut self) -> Self {
+        *self
+    }
+
+    fn decoder(&mut self) -> Self {
+        *self
     }
 }
 
-fn write<T: Message>(response: Result<tonic::Response<T>, Status>) -> Result<Vec<u8>, Status> {
-    Ok(response?.into_inner().encode_to_vec())
+impl Encoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn encode(&mut self, message: Bytes, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
+        buffer.put(message);
+        Ok(())
+    }
+}
+
+impl Decoder for Encoded {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, buffer: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(buffer.copy_to_bytes(buffer.remaining())))
+    }
+}
+
+/// Returns the response to a call that failed.
+fn rejection(status: &Status) -> Response {
+    error_response(http_code(status), status)
 }
 
 /// Returns an error response: `{"code": "ABORTED", "message": "…"}`.

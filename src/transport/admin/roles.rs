@@ -4,45 +4,53 @@ use tonic::Status;
 
 use super::auth::{Caller, Role};
 
-/// The methods for callers without a token, with the role `public` in their comments.
-const PUBLIC_METHODS: [&str; 6] =
-    ["ListRules", "GetHealth", "GetSession", "WatchActivity", "ListRuleActivity", "ReadDescriptors"];
-/// The methods that change state, with the role `operate` in their comments.
-const OPERATE_METHODS: [&str; 7] =
-    ["PutOverrides", "ResetCounter", "Refund", "UploadCandidate", "DropCandidate", "PromoteCandidate", "RollbackRules"];
+/// The role that each method requires, in the order of `admin.proto`, whose comments name the roles as well.
+const ROLES: [(&str, Role); 21] = [
+    ("PutOverrides", Role::Operate),
+    ("ListOverrides", Role::Read),
+    ("ListAuditLog", Role::Read),
+    ("Inspect", Role::Read),
+    ("ResetCounter", Role::Operate),
+    ("Refund", Role::Operate),
+    ("ListRules", Role::Public),
+    ("ListTopEntities", Role::Read),
+    ("GetHealth", Role::Public),
+    ("UploadCandidate", Role::Operate),
+    ("DropCandidate", Role::Operate),
+    ("GetCandidate", Role::Read),
+    ("PromoteCandidate", Role::Operate),
+    ("RollbackRules", Role::Operate),
+    ("GetSession", Role::Public),
+    ("WatchActivity", Role::Public),
+    ("ListRuleActivity", Role::Public),
+    ("GetRuleUsage", Role::Read),
+    ("ReadDescriptors", Role::Public),
+    ("FindEntities", Role::Read),
+    ("Simulate", Role::Read),
+];
 
 /// Checks whether a caller may call a method.
 ///
 /// # Errors
 ///
-/// Returns an error if the caller does not have the role that the method requires.
+/// Returns an error if the method does not exist, or the caller does not have the role that it requires.
 pub(super) fn authorize(caller: &Caller, method: &str) -> Result<(), Status> {
-    if OPERATE_METHODS.contains(&method) {
-        return require_operate(caller);
-    }
-    if caller.role < Role::Read && !PUBLIC_METHODS.contains(&method) {
-        return Err(Status::permission_denied(
-            "this method requires a token with the role read or operate (authorization: Bearer TOKEN), or the setting \
-             console.entities",
-        ));
-    }
-    Ok(())
-}
-
-/// Checks whether a caller has the role `operate`.
-///
-/// # Errors
-///
-/// Returns an error if the caller has another role.
-pub(super) fn require_operate(caller: &Caller) -> Result<(), Status> {
-    if caller.role >= Role::Operate {
+    let Some((_, required)) = ROLES.iter().find(|(name, _)| *name == method) else {
+        return Err(Status::unimplemented(format!("unknown method {method:?}")));
+    };
+    if caller.role >= *required {
         return Ok(());
     }
-    if caller.name.is_empty() {
-        return Err(Status::permission_denied("this method requires a token with the role operate"));
-    }
     let name = &caller.name;
-    Err(Status::permission_denied(format!("{name} has the role read, and this method requires the role operate")))
+    Err(Status::permission_denied(if *required == Role::Read {
+        "this method requires a token with the role read or operate (authorization: Bearer TOKEN), or the setting \
+         console.entities"
+            .to_owned()
+    } else if name.is_empty() {
+        "this method requires a token with the role operate".to_owned()
+    } else {
+        format!("{name} has the role read, and this method requires the role operate")
+    }))
 }
 
 #[cfg(test)]
@@ -52,25 +60,21 @@ mod tests {
         *,
     };
 
-    /// Returns the methods with comments that contain a text.
-    fn methods_with(text: &str) -> Vec<String> {
-        let service = SERVICE.as_ref().unwrap();
-        let has_text = |method: &prost_reflect::MethodDescriptor| {
-            let words: Vec<_> =
-                comment(&method.parent_file(), method.path()).split_whitespace().map(str::to_owned).collect();
-            words.join(" ").contains(text)
-        };
-        service.methods().filter(has_text).map(|method| method.name().to_owned()).collect()
-    }
-
     #[test]
-    fn the_comments_of_methods_name_the_role() {
-        assert_eq!(methods_with("role `public`"), PUBLIC_METHODS);
-        let mut operate = methods_with("Requires the role `operate`");
-        operate.sort();
-        let mut listed = OPERATE_METHODS;
-        listed.sort_unstable();
-        assert_eq!(operate, listed);
+    fn the_table_has_each_method_with_the_role_of_its_comment() {
+        let mut documented = Vec::new();
+        for method in SERVICE.as_ref().unwrap().methods() {
+            let comment = comment(&method.parent_file(), method.path());
+            let role = if comment.contains("Requires the role `operate`") {
+                Role::Operate
+            } else if comment.contains("Available to the role `public`") {
+                Role::Public
+            } else {
+                Role::Read
+            };
+            documented.push((method.name().to_owned(), role));
+        }
+        assert_eq!(documented, ROLES.map(|(name, role)| (name.to_owned(), role)));
     }
 
     #[test]
@@ -83,6 +87,7 @@ mod tests {
             for (number, method) in ["GetSession", "Inspect", "PutOverrides"].into_iter().enumerate() {
                 assert_eq!(code(role, method).is_ok(), number < permitted, "{role:?} {method}");
             }
+            assert_eq!(code(role, "Fly"), Err(tonic::Code::Unimplemented));
         }
     }
 }
