@@ -11,7 +11,7 @@ mod support;
 
 /// Every algorithm against its definition, against other implementations, and over the wire.
 mod algorithms;
-/// The order of layers and the absence of import cycles.
+/// The order of layers, and what crates may not depend on.
 mod architecture;
 /// The client crate.
 mod client;
@@ -33,6 +33,8 @@ mod overload;
 mod recipes;
 /// Redis as the store: state, topologies, failures, and decisions without a call to Redis.
 mod redis;
+/// Each module uses only those below it.
+mod rooms;
 /// Rule files, rules from a control plane, reloads, and candidate rules.
 mod rules;
 /// The threat model of SECURITY.md.

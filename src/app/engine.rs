@@ -6,10 +6,10 @@ use super::{AppError, rules::Rules, store::StoreSetup, telemetry::Telemetry};
 use crate::{
     engine::{Engine, Settings as DecisionSettings, Statistics, TopEntities, ValueHash},
     metrics::WorkerId,
-    service::{Check, Clock, Recorder, check, read_hash_key, reload::Reloader},
+    service::{Clock, Decisions, Recorder, decisions, read_hash_key, reload::Reloader},
     settings::Settings,
     store::{AnyStore, Memory},
-    transport::grpc::HeaderStyle,
+    transport::HeaderStyle,
 };
 
 /// Maximum time for which the start waits for the first connection to Redis. The service also starts without one.
@@ -27,7 +27,7 @@ pub(super) struct EngineFactory {
     top: Arc<TopEntities>,
     reloader: Arc<Reloader>,
     decisions: Arc<DecisionSettings>,
-    metrics: Arc<check::Metrics>,
+    metrics: Arc<decisions::Metrics>,
 }
 
 impl EngineFactory {
@@ -65,7 +65,7 @@ impl EngineFactory {
             top: TopEntities::new(recorders),
             reloader: Arc::clone(&rules.reloader),
             decisions: Arc::new(decisions),
-            metrics: Arc::clone(&telemetry.check_metrics),
+            metrics: Arc::clone(&telemetry.decision_metrics),
         })
     }
 
@@ -80,7 +80,7 @@ impl EngineFactory {
     }
 
     /// Creates one worker's engine. Its connection to the store belongs to the current runtime.
-    pub(super) fn check(&self, worker: WorkerId) -> Check {
+    pub(super) fn decisions(&self, worker: WorkerId) -> Decisions {
         let engine = Engine {
             worker,
             scope: "",
@@ -92,7 +92,7 @@ impl EngineFactory {
             settings: Arc::clone(&self.decisions),
         };
         let (clock, metrics, recorder) = (self.clock.clone(), Arc::clone(&self.metrics), self.recorder.clone());
-        Check { engine, clock, metrics, recorder }
+        Decisions { engine, clock, metrics, recorder }
     }
 }
 

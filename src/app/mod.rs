@@ -135,7 +135,7 @@ fn observe(telemetry: &Telemetry, rules: &Rules, engines: &EngineFactory, server
     observe_gauge(meter, "sluicegate_workers", "Number of worker threads", move || workers);
     let clock = telemetry.clock.clone();
     telemetry.statistics.observe(meter, move || clock.now());
-    telemetry.check_metrics.observe(meter);
+    telemetry.decision_metrics.observe(meter);
     rules.observe(meter);
     engines.store.observe(&telemetry.store_metrics, meter);
     if let Some(recorder) = &engines.recorder {

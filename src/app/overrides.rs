@@ -57,7 +57,7 @@ impl Operations {
         );
         candidates.poll(false).await;
         let sources = Sources {
-            check_metrics: Arc::clone(&telemetry.check_metrics),
+            decision_metrics: Arc::clone(&telemetry.decision_metrics),
             store_metrics: Arc::clone(&telemetry.store_metrics),
             statistics: Arc::clone(&telemetry.statistics),
             top: engines.top(),

@@ -19,26 +19,24 @@ use super::{
 use crate::{
     metrics::{Meter, WorkerId},
     process::{Pauses, Stalls},
-    service::{Admin, Check, Clock, Quotas, ResourceReports, reload::Reloader},
+    service::{Admin, Clock, Decisions, Quotas, ResourceReports, reload::Reloader},
     settings::Settings,
     store::{self, AnyStore},
     telemetry::MetricsPage,
     transport::{
-        self, admin,
-        console::Console,
-        grpc::{self, CallerErrors, HEALTH_NAMES, Handler, QuotaService, ResourceService},
-        http,
+        self, CallerErrors, HEALTH_NAMES, QuotaService, ResourceService, Services, admin, build_tonic_services,
+        console::Console, grpc, http,
     },
 };
 
-/// Servers whose sockets are bound. They accept no connections yet.
+/// Servers with bound sockets. They accept no connections yet.
 pub(super) struct Servers {
     grpc: grpc::Server,
     http: http::Server,
     admin: Option<admin::Server>,
     errors: Arc<CallerErrors>,
-    /// The check of the control runtime's requests: those that arrive as JSON, and calls of the admin API.
-    check: Check,
+    /// The decisions of the control runtime's requests: those that arrive as JSON, and calls of the admin API.
+    decisions: Decisions,
     workers: usize,
     reports: ResourceReports,
     quotas: Quotas,
@@ -64,17 +62,17 @@ impl Servers {
         let streams = settings.input.streams();
         let mut grpc = grpc::Server::bind(settings.grpc.clone(), &input, &streams, Arc::clone(&errors)).await?;
         let admin = admin::Server::bind(&settings.admin, &input).await?;
-        let check = engines.check(telemetry.control());
+        let decisions = engines.decisions(telemetry.control());
         let reports = ResourceReports {
-            engine: check.engine.clone(),
+            engine: decisions.engine.clone(),
             clock: telemetry.clock.clone(),
             resources: rules.resources(),
         };
         let (stop, stopping) = watch::channel(false);
         let stalls = Stalls::default();
         tokio::spawn(stalls.add("control").run());
-        let quotas = Quotas::new(check.engine.clone(), telemetry.clock.clone(), settings.quotas.clone());
-        let (health, tonic_services) = grpc::build_tonic_services(ResourceService::new(reports.clone())).await;
+        let quotas = Quotas::new(decisions.engine.clone(), telemetry.clock.clone(), settings.quotas.clone());
+        let (health, tonic_services) = build_tonic_services(ResourceService::new(reports.clone())).await;
         let quota_service =
             QuotaService::new(quotas.clone(), settings.grpc.limits, Arc::clone(&errors), stopping.clone());
         for worker in 0..telemetry.workers {
@@ -85,9 +83,9 @@ impl Servers {
             let watchdog = stalls.add(&name);
             grpc.start_worker(&name, stopping.clone(), move || async move {
                 tokio::spawn(watchdog.run());
-                let check = engines.check(WorkerId(worker));
-                wait_until_up(&check.engine.store).await;
-                Handler::new(check, limits, response, traces, quota_service, tonic_services, errors)
+                let decisions = engines.decisions(WorkerId(worker));
+                wait_until_up(&decisions.engine.store).await;
+                Services::new(decisions, limits, response, traces, quota_service, tonic_services, errors)
             })?;
         }
         Ok(Self {
@@ -95,7 +93,7 @@ impl Servers {
             http,
             admin,
             errors,
-            check,
+            decisions,
             workers: telemetry.workers,
             reports,
             quotas,
@@ -109,7 +107,7 @@ impl Servers {
 
     /// Returns the control runtime's access to the store.
     pub(super) fn store(&self) -> &AnyStore {
-        &self.check.engine.store
+        &self.decisions.engine.store
     }
 
     /// Returns the port of the gRPC server, if it listens on one.
@@ -119,7 +117,7 @@ impl Servers {
 
     /// Returns the clock that decisions use.
     pub(super) fn clock(&self) -> &Clock {
-        &self.check.clock
+        &self.decisions.clock
     }
 
     /// Returns the component that collects the utilization of resources.
@@ -146,13 +144,13 @@ impl Servers {
         tasks: &mut Tasks,
     ) -> Result<RunningServers, AppError> {
         self.log_addresses(settings).map_err(AppError::Process)?;
-        let Self { grpc, http, admin, errors, check, reports, page, health, stop, stalls, pauses, .. } = self;
+        let Self { grpc, http, admin, errors, decisions, reports, page, health, stop, stalls, pauses, .. } = self;
         let stopping = stop.subscribe();
-        let (store, clock) = (check.engine.store.clone(), check.clock.clone());
+        let (store, clock) = (decisions.engine.store.clone(), decisions.clock.clone());
         let Operations { overrides, candidates, activity, simulator } = operations;
         let reloader = Arc::clone(&rules.reloader);
         let actions = Admin {
-            engine: check.engine.clone(),
+            engine: decisions.engine.clone(),
             overrides: Arc::clone(&overrides),
             reloader: Arc::clone(&reloader),
             candidates,
@@ -171,7 +169,7 @@ impl Servers {
             tasks.spawn(&tasks::HEALTH, follow_rules(health.clone(), Arc::clone(&reloader), Arc::clone(&leaving)));
         }
         let handlers = http::Handlers {
-            check,
+            decisions,
             errors,
             reports,
             limits: settings.grpc.limits,
@@ -206,7 +204,7 @@ impl Servers {
     }
 }
 
-/// Servers that accept connections, and what stops them.
+/// Servers that accept connections, and the handles that stop them.
 pub(super) struct RunningServers {
     pub(super) http: JoinHandle<()>,
     pub(super) grpc: JoinHandle<()>,

@@ -13,7 +13,7 @@ use super::{
 use crate::{
     service::{Clock, Recorder},
     settings::ShutdownSettings,
-    transport::{cluster::Cluster, grpc::HEALTH_NAMES},
+    transport::{HEALTH_NAMES, cluster::Cluster},
 };
 
 /// Stops the servers after the next signal.
@@ -64,7 +64,7 @@ pub(super) async fn stop_servers(
     }
 }
 
-/// Exports what is still buffered: metrics, recorded requests and traces.
+/// Exports the metrics, recorded requests and traces that are still buffered.
 pub(super) async fn stop_exporters(
     statsd: Option<StatsdExport>,
     recorder: Option<Arc<Recorder>>,

@@ -8,7 +8,7 @@ use super::AppError;
 use crate::{
     engine::{Statistics, StatisticsSettings},
     metrics::{Totals, WorkerId},
-    service::{Clock, check, reload::Reloader},
+    service::{Clock, decisions, reload::Reloader},
     settings::Settings,
     store,
     telemetry::{Meters, Statsd, Traces},
@@ -24,7 +24,7 @@ pub(super) struct Telemetry {
     /// The exporter to statsd, until [`Telemetry::start_statsd`] takes it.
     statsd: Option<Statsd>,
     pub(super) statistics: Arc<Statistics>,
-    pub(super) check_metrics: Arc<check::Metrics>,
+    pub(super) decision_metrics: Arc<decisions::Metrics>,
     pub(super) store_metrics: Arc<store::Metrics>,
 }
 
@@ -39,8 +39,8 @@ impl Telemetry {
             near_limit_ratio: settings.decisions.near_limit_ratio,
         };
         let store_metrics = store::Metrics::new(recorders);
-        let check_metrics = check::Metrics::new(recorders);
-        let histograms = vec![Arc::clone(check_metrics.latency()), Arc::clone(store_metrics.redis.latency())];
+        let decision_metrics = decisions::Metrics::new(recorders);
+        let histograms = vec![Arc::clone(decision_metrics.latency()), Arc::clone(store_metrics.redis.latency())];
         Ok(Self {
             clock: Clock::System,
             workers,
@@ -48,7 +48,7 @@ impl Telemetry {
             traces: Traces::start_exporting(&settings.telemetry.otlp)?,
             statsd: Statsd::new(&settings.telemetry.statsd)?,
             statistics: Statistics::new(recorders, statistics_settings),
-            check_metrics,
+            decision_metrics,
             store_metrics,
         })
     }
@@ -60,7 +60,7 @@ impl Telemetry {
 
     /// Returns a function that sums up the metrics of envoyproxy/ratelimit, for statsd and mapping files.
     pub(super) fn totals(&self, reloader: &Arc<Reloader>) -> impl Fn() -> Totals + Clone + Send + Sync + 'static {
-        let (statistics, metrics) = (Arc::clone(&self.statistics), Arc::clone(&self.check_metrics));
+        let (statistics, metrics) = (Arc::clone(&self.statistics), Arc::clone(&self.decision_metrics));
         let reloader = Arc::clone(reloader);
         move || {
             let mut totals = Totals::new();
@@ -77,12 +77,12 @@ impl Telemetry {
     pub(super) fn start_statsd(&mut self, reloader: &Arc<Reloader>) -> Option<StatsdExport> {
         let statsd = self.statsd.take()?;
         let (stop, stopping) = watch::channel(false);
-        let latency = Arc::clone(self.check_metrics.latency());
+        let latency = Arc::clone(self.decision_metrics.latency());
         let task = tokio::spawn(statsd.run(self.totals(reloader), latency, stopping));
         Some(StatsdExport { stop, task })
     }
 
-    /// Exports what is still buffered. Blocks the thread.
+    /// Exports all buffered telemetry. Blocks the thread.
     pub(super) fn stop(&self) {
         self.meters.stop();
         self.traces.stop();

@@ -22,7 +22,7 @@ use crate::{
     transport::{
         admin::fuzz::token_file,
         cluster::fuzz::peer_message,
-        grpc::fuzz::{check_frame, check_request, framed_message, http2, quota_reports},
+        fuzz::{check_frame, check_request, framed_message, http2, quota_reports},
         xds::fuzz::xds_resource,
     },
 };

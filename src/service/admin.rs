@@ -266,7 +266,7 @@ pub(super) mod tests {
         engine::{Descriptor, Request, Statistics, StatisticsSettings},
         metrics::WorkerId,
         rules::{Options, SourceFile, source::Source},
-        service::{activity, check, overrides},
+        service::{activity, decisions, overrides},
         store::{
             self, AnyStore, Local, Memory, TimeSource, local, memory,
             overrides::{Journal, OverrideStore},
@@ -305,7 +305,7 @@ descriptors:
         let (reloaded, synced) = (Arc::clone(&reloader), Arc::clone(&overrides));
         let candidates = Candidates::new(synced, reloaded, Arc::default(), clock.clone(), 1, (None, 0.0));
         let sources = activity::Sources {
-            check_metrics: check::Metrics::new(1),
+            decision_metrics: decisions::Metrics::new(1),
             store_metrics: store::Metrics::new(1),
             statistics,
             top: engine.top.clone().unwrap(),

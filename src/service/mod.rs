@@ -1,6 +1,6 @@
 //! The use cases of the service, independent of any protocol.
 //!
-//! - [`check`] decides a request.
+//! - [`decisions`] decides a request.
 //! - [`reload`] loads the rules and follows their source.
 //! - [`overrides`] synchronises the operators' overrides with the store.
 //! - [`candidates`] evaluates, promotes and rolls back rule sets.
@@ -15,9 +15,9 @@
 pub mod activity;
 pub mod admin;
 pub mod candidates;
-pub mod check;
 mod compile_thread;
 mod compressed_files;
+pub mod decisions;
 mod hash_key;
 pub mod overrides;
 pub mod quotas;
@@ -31,8 +31,8 @@ pub use crate::engine::Clock;
 pub use activity::Activity;
 pub use admin::Admin;
 pub use candidates::Candidates;
-pub use check::{Check, CheckError};
 pub use compile_thread::run_on_compile_thread;
+pub use decisions::{DecisionError, Decisions};
 pub use hash_key::read_hash_key;
 pub use overrides::OverrideSync;
 pub use quotas::Quotas;

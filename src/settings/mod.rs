@@ -12,6 +12,7 @@ mod schema;
 mod store_address;
 mod unknown;
 mod unread;
+mod variables;
 
 use std::{
     collections::BTreeSet,
@@ -30,7 +31,10 @@ use config::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use self::{envoyproxy::EnvoyproxySettings, opentelemetry::OpenTelemetrySettings, store_address::is_address};
+use self::{
+    envoyproxy::EnvoyproxySettings, opentelemetry::OpenTelemetrySettings, store_address::is_address,
+    variables::has_credentials,
+};
 pub use self::{invalid::listen_address, memory::Memory, schema::schema};
 use crate::{engine, service, store, telemetry, transport, yaml_bounds};
 
@@ -74,7 +78,7 @@ pub struct Settings {
     /// Defaults for decisions.
     pub decisions: engine::Settings,
     /// Headers and metadata in responses.
-    pub response: transport::grpc::ResponseSettings,
+    pub response: transport::ResponseSettings,
     /// The memory that callers can make the process hold.
     pub input: transport::input::Settings,
     /// The gRPC server.
@@ -121,7 +125,7 @@ impl Default for Settings {
             cluster: transport::cluster::Settings::default(),
             rules: RulesSettings::default(),
             decisions: engine::Settings::default(),
-            response: transport::grpc::ResponseSettings::default(),
+            response: transport::ResponseSettings::default(),
             input: transport::input::Settings::default(),
             grpc: transport::grpc::Settings::default(),
             http: transport::http::Settings::default(),
@@ -467,12 +471,6 @@ fn describe(error: &ConfigError) -> String {
         |line: &&str| line.trim_start_matches(|first: char| first == ' ' || first.is_ascii_digit()).starts_with('|');
     let lines: Vec<_> = text.lines().filter(|line| !is_source(line)).collect();
     lines.join(": ") + &uri.as_ref().map(|uri| format!(" in {uri}")).unwrap_or_default()
-}
-
-/// Returns whether a URL contains a user or a password.
-fn has_credentials(url: &str) -> bool {
-    let authority = url.split_once("://").and_then(|(_, rest)| rest.split(['/', '?', '#']).next());
-    authority.is_some_and(|authority| authority.contains('@'))
 }
 
 /// Returns the variables of the process that are UTF-8.

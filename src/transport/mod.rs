@@ -6,13 +6,28 @@ mod browser_security;
 pub mod cluster;
 mod connections;
 pub mod console;
+mod decisions;
+mod errors;
+#[cfg(any(test, fuzzing))]
+pub mod fuzz;
 pub mod grpc;
 pub mod http;
 mod http_server;
 pub mod input;
+mod quotas;
+mod resources;
+mod services;
+mod shutdown;
+mod texts;
 mod tls;
 pub mod xds;
 
+pub use decisions::{HeaderStyle, ResponseSettings};
+pub use errors::CallerErrors;
+pub use quotas::QuotaService;
+pub use resources::ResourceService;
+pub(crate) use services::HEALTH_NAMES;
+pub use services::{Services, build_tonic_services};
 pub use tls::TlsError;
 
 use self::http_server::Rejection;

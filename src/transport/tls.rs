@@ -14,16 +14,31 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     server::WebPkiClientVerifier,
 };
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use sluicegate_files::{self as files, FileVersion};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use webpki::EndEntityCert;
 
-use super::grpc::TlsSettings;
 use crate::debounce::Debounce;
 
 /// Interval between two polls of the files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Certificates of a listener. They are reloaded when their files change.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct TlsSettings {
+    /// PEM file with the server certificate and its chain.
+    pub cert_file: Option<PathBuf>,
+    /// PEM file with the key of the server certificate.
+    pub key_file: Option<PathBuf>,
+    /// PEM file with CA certificates. If set, clients must have a certificate of one of these CAs.
+    pub client_ca_file: Option<PathBuf>,
+    /// DNS name that the client certificates must contain.
+    pub client_name: Option<String>,
+}
 
 /// Error returned when TLS cannot be configured.
 #[derive(Debug, thiserror::Error)]

@@ -15,7 +15,7 @@ use sluicegate::{
     engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
     metrics::WorkerId,
     rules::{Entry, Limit, Measure, Options, SourceFile, Unit, source::Source},
-    service::{Check, Clock, check, reload::Reloader},
+    service::{Clock, Decisions, decisions, reload::Reloader},
     store::{AnyStore, Memory, memory},
 };
 
@@ -55,7 +55,7 @@ struct RecordedStatus {
     reset_seconds: Option<u64>,
 }
 
-fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Check {
+fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Decisions {
     let files = recording.rules.iter().map(|(name, text)| SourceFile { name: name.clone(), text: text.clone() });
     let clock = Clock::Manual(Arc::clone(now));
     let settings = StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 };
@@ -67,7 +67,7 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Chec
     let local = Arc::new(Memory::new(&memory::Settings::default()));
     let engine =
         Engine { worker: WorkerId(0), scope: "", store, local, rules, statistics, top: None, settings: Arc::default() };
-    Check { engine, clock, metrics: check::Metrics::new(1), recorder: None }
+    Decisions { engine, clock, metrics: decisions::Metrics::new(1), recorder: None }
 }
 
 fn request(recorded: &Recorded) -> Request<'_> {
@@ -125,7 +125,7 @@ async fn replay(name: &str, store: AnyStore) {
     let service = service(&recording, store, &now);
     for (number, recorded) in recording.requests.iter().enumerate() {
         now.store(Micros::from_secs(recorded.at).get(), Relaxed);
-        let verdict = service.check(&request(recorded)).await.unwrap();
+        let verdict = service.decide(&request(recorded)).await.unwrap();
         let statuses: Vec<_> = verdict.statuses.iter().map(status).collect();
         assert_eq!(
             (code_name(verdict.overall), statuses.as_slice()),

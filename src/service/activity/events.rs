@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::instances::Instance;
+use super::instance::Instance;
 use crate::{
     algorithm::Micros,
     engine::{

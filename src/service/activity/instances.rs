@@ -11,7 +11,7 @@ use std::{
 use flate2::{Compression, read::GzDecoder, read::GzEncoder};
 use serde::{Deserialize, Serialize};
 
-use super::{history::Period, lock, tables::Tables};
+use super::{history::Period, instance::Instance, lock, tables::Tables};
 use crate::{
     algorithm::Micros,
     store::{AnyStore, Redis},
@@ -23,21 +23,10 @@ pub(super) const STEP: Micros = Micros::from_secs(30);
 pub const INTERVAL: Duration = Duration::from_secs(2);
 /// Time without a change after which a report is ignored.
 const MAX_AGE: Duration = Duration::from_secs(10);
-/// Maximum number of peers whose reports are added up.
+/// Maximum number of peers with reports that are added up.
 const MAX_PEERS: usize = 50;
 /// Maximum size of a report after decompression.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
-
-/// An instance of the service.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Instance {
-    /// Unique name: host and port.
-    pub name: String,
-    /// Version of the service.
-    pub version: String,
-    /// Microseconds since the Unix epoch at which the instance started.
-    pub since: u64,
-}
 
 /// The report of one instance.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -86,7 +75,7 @@ impl Others {
         }
     }
 
-    /// Returns the names of the instances whose reports are outdated.
+    /// Returns the names of the instances with outdated reports.
     fn outdated(&self) -> Vec<String> {
         let outdated = self.reports.iter().filter(|(_, (_, changed))| changed.elapsed() > MAX_AGE);
         outdated.map(|(name, _)| name.clone()).collect()
@@ -169,16 +158,6 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
     let mut report: Report = serde_json::from_slice(&json).ok()?;
     report.tables.truncate();
     Some(report)
-}
-
-/// Returns the name of this instance: the host and the port. Without `/proc`, the variable `HOSTNAME` is the host.
-pub fn instance_name(port: Option<u16>) -> Arc<str> {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
-    let host = host.or_else(|| std::env::var("HOSTNAME").ok()).unwrap_or_else(|| "localhost".to_owned());
-    match port {
-        Some(port) => format!("{}:{port}", host.trim()).into(),
-        None => host.trim().into(),
-    }
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ mod events;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod history;
+mod instance;
 mod instances;
+mod minutes;
 mod query;
 mod rules;
 mod tables;
@@ -17,9 +19,11 @@ mod unmatched;
 
 pub use events::{Event, EventKind};
 pub use history::{ClassHits, MAX_PERIODS, PERIOD, Period};
-pub use instances::{INTERVAL, Instance, instance_name};
+pub use instance::{Instance, instance_name};
+pub use instances::INTERVAL;
+pub use minutes::Minute;
 pub use query::{RuleOrder, RuleQuery, TopQuery};
-pub use rules::{Minute, RuleList, RuleRow};
+pub use rules::{RuleList, RuleRow};
 pub use tree::Hits;
 pub use unmatched::Unmatched;
 
@@ -47,7 +51,7 @@ use self::{
     tables::{MAX_UNMATCHED, Tables},
     unmatched::UnmatchedTable,
 };
-use super::{Clock, OverrideSync, check, reload::Reloader};
+use super::{Clock, OverrideSync, decisions, reload::Reloader};
 use crate::{
     algorithm::Micros,
     engine::{
@@ -67,7 +71,7 @@ const MAX_PUBLIC_VIEWERS: usize = MAX_VIEWERS / 4 * 3;
 /// Where the activity is read from.
 pub struct Sources {
     /// Metrics of requests.
-    pub check_metrics: Arc<check::Metrics>,
+    pub decision_metrics: Arc<decisions::Metrics>,
     /// Metrics of the store.
     pub store_metrics: Arc<store::Metrics>,
     /// Hits by rule.
@@ -248,20 +252,20 @@ impl Activity {
     }
 
     fn totals(&self, at: Micros) -> Totals {
-        let Sources { check_metrics, store_metrics, statistics, store, .. } = &self.sources;
+        let Sources { decision_metrics, store_metrics, statistics, store, .. } = &self.sources;
         let is_memory = store.memory().is_some();
-        let errors = check_metrics.errors();
+        let errors = decision_metrics.errors();
         Totals {
             at,
-            requests: check_metrics.latency().count(),
-            denied_requests: check_metrics.denied(),
+            requests: decision_metrics.latency().count(),
+            denied_requests: decision_metrics.denied(),
             errors,
             hits: statistics.hit_totals(),
             store_calls: if is_memory { 0 } else { store_metrics.redis.latency().count() },
             store_errors: store_metrics.redis.errors(),
             local: store.local_decisions(),
             classes: statistics.class_totals(at),
-            latency: check_metrics.latency().cells(),
+            latency: decision_metrics.latency().cells(),
         }
     }
 
@@ -558,7 +562,7 @@ mod tests {
         assert_eq!(kinds, [EventKind::Start, EventKind::Rules]);
         assert_eq!((first.rules_version, first.current.requests), (1, 0));
         assert!(viewer.next().now_or_never().is_none());
-        let metrics = &activity.sources.check_metrics;
+        let metrics = &activity.sources.decision_metrics;
         (0..3).for_each(|_| metrics.latency().record(WorkerId(0), Duration::from_millis(1)));
         advance(&admin, 1);
         assert!(!activity.poll(false) && activity.poll(true));

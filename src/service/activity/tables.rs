@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     events::{Event, EventKind},
-    rules::{MAX_MINUTES, Minute},
+    minutes::{MAX_MINUTES, Minute},
     tree::Hits,
     unmatched::Unmatched,
 };
@@ -104,7 +104,7 @@ impl Tables {
         tables
     }
 
-    /// Removes what is above the maximum of each list. Of events, the latest ones stay.
+    /// Removes the entries above the maximum of each list. Of events, the latest ones stay.
     pub(super) fn truncate(&mut self) {
         for entities in [&mut self.recent, &mut self.hour] {
             entities.denied.truncate();

@@ -9,8 +9,8 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    minutes::AddedMinutes,
     query::{RuleOrder, RuleQuery},
-    rules::AddedMinutes,
 };
 use crate::{
     engine::{RuleTotals, Snapshot},

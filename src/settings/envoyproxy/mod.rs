@@ -10,13 +10,15 @@ mod variables;
 
 use std::{collections::HashMap, path::Path};
 
-use http::Uri;
 use regex::Regex;
 use toml::{Table, Value};
 
 use self::redis::Redis;
 pub use self::variables::{Effect, VARIABLES, Variable};
-use super::opentelemetry::OpenTelemetrySettings;
+use super::{
+    opentelemetry::OpenTelemetrySettings,
+    variables::{insert, is_url},
+};
 
 /// Variable and default ports of the OpenTelemetry specification for the collector's address.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
@@ -353,25 +355,6 @@ pub(super) fn warning(without_effect: &[(&'static str, &'static str)]) -> Option
     let each = without_effect.iter().map(|(name, reason)| format!("{name} ({reason})"));
     let all = each.collect::<Vec<_>>().join(", ");
     (!all.is_empty()).then(|| format!("variables without effect: {all}"))
-}
-
-/// Inserts the value of a setting by its dotted name.
-pub(super) fn insert(settings: &mut Table, setting: &str, value: Value) {
-    let (path, last) = setting.rsplit_once('.').map_or((None, setting), |(path, last)| (Some(path), last));
-    let mut table = settings;
-    for name in path.into_iter().flat_map(|path| path.split('.')) {
-        let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
-        let Value::Table(inner) = inner else {
-            return;
-        };
-        table = inner;
-    }
-    table.insert(last.to_owned(), value);
-}
-
-/// Returns whether a text is a URL of HTTP.
-pub(super) fn is_url(text: &str) -> bool {
-    text.parse::<Uri>().is_ok_and(|url| matches!(url.scheme_str(), Some("http" | "https")))
 }
 
 /// Returns the table of variables for the documentation, in Markdown.

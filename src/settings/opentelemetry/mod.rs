@@ -12,6 +12,7 @@ use std::collections::{BTreeMap, HashMap};
 use toml::{Table, Value};
 
 pub use self::variables::{Effect, VARIABLES, Variable};
+use super::variables::insert;
 
 /// Settings of both signals, and the settings of one signal that refine them. A general setting that an operator sets
 /// replaces refinements from variables.
@@ -73,7 +74,7 @@ impl OpenTelemetrySettings {
     pub(super) fn table(&self) -> Table {
         let mut all = Table::new();
         for (setting, value) in &self.values {
-            super::envoyproxy::insert(&mut all, setting, value.clone());
+            insert(&mut all, setting, value.clone());
         }
         all
     }

@@ -6,7 +6,7 @@ use http::{HeaderName, HeaderValue};
 use percent_encoding::percent_decode_str;
 use toml::Value;
 
-use super::super::{envoyproxy, has_credentials};
+use super::super::variables::{has_credentials, is_url};
 
 /// A function that converts a variable's value to a setting's value. Errors contain no part of the value.
 pub(super) type Parser = fn(&str) -> Result<Value, &'static str>;
@@ -16,7 +16,7 @@ pub(super) fn text(text: &str) -> Result<Value, &'static str> {
 }
 
 pub(super) fn url(text: &str) -> Result<Value, &'static str> {
-    if !envoyproxy::is_url(text) {
+    if !is_url(text) {
         return Err("it is not a URL such as http://host:4317");
     }
     if has_credentials(text) {

@@ -1,12 +1,6 @@
 //! [`Collector`]: sends metrics or traces to an OpenTelemetry collector, over gRPC or HTTP.
 
-use std::{
-    fmt,
-    future::poll_fn,
-    io::{self, Read},
-    path::Path,
-    time::Duration,
-};
+use std::{fmt, future::poll_fn, io::Read, time::Duration};
 
 use bytes::Bytes;
 use flate2::{Compression, read::GzEncoder};
@@ -20,16 +14,17 @@ use opentelemetry_proto::tonic::collector::{
     metrics::v1::ExportMetricsServiceRequest, trace::v1::ExportTraceServiceRequest,
 };
 use prost::Message;
-use sluicegate_files as files;
 use tokio::{runtime::Handle, time::timeout};
 use tonic::{
     Code, Status,
     body::Body,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint},
 };
 use tower_service::Service;
 
-use super::{OtlpCompression, OtlpProtocol, OtlpSettings, OtlpTlsSettings, http_client::HttpClient, settings::Signal};
+use super::{
+    OtlpCompression, OtlpProtocol, OtlpSettings, certificates::Certificates, http_client::HttpClient, settings::Signal,
+};
 use crate::telemetry::TelemetryError;
 
 const METRICS_PATH: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
@@ -220,53 +215,8 @@ impl Collector {
     }
 }
 
-/// Certificates for a connection with TLS, in PEM.
-pub(super) struct Certificates {
-    /// Certificate authorities in place of the system's.
-    pub(super) authorities: Option<Vec<u8>>,
-    /// The client's certificate and its key.
-    pub(super) identity: Option<(Vec<u8>, Vec<u8>)>,
-}
-
-impl Certificates {
-    /// Reads the files; `None` if the connection does not use TLS.
-    fn read(settings: &OtlpTlsSettings, uri: &Uri) -> Result<Option<Self>, TelemetryError> {
-        if uri.scheme_str() != Some("https") {
-            return Ok(None);
-        }
-        let mut authorities = None;
-        if let Some(path) = &settings.ca_file {
-            authorities = Some(read_file(files::read_authorities, "ca_file", path)?);
-        }
-        let identity = match (&settings.cert_file, &settings.key_file) {
-            (Some(certificate), Some(key)) => Some((
-                read_file(files::read_certificates, "cert_file", certificate)?,
-                read_file(files::read_key, "key_file", key)?,
-            )),
-            _ => None,
-        };
-        Ok(Some(Self { authorities, identity }))
-    }
-
-    fn into_grpc(self) -> ClientTlsConfig {
-        let mut config = ClientTlsConfig::new();
-        config = match self.authorities {
-            Some(pem) => config.ca_certificate(Certificate::from_pem(pem)),
-            None => config.with_native_roots(),
-        };
-        if let Some((certificate, key)) = self.identity {
-            config = config.identity(Identity::from_pem(certificate, key));
-        }
-        config
-    }
-}
-
 fn ok_or_status(status: Status) -> Result<(), Status> {
     if status.code() == Code::Ok { Ok(()) } else { Err(status) }
-}
-
-fn read_file(read: fn(&Path) -> io::Result<Vec<u8>>, setting: &str, path: &Path) -> Result<Vec<u8>, TelemetryError> {
-    read(path).map_err(|error| TelemetryError(format!("telemetry.otlp.tls.{setting} {}: {error}", path.display())))
 }
 
 fn compress(body: &[u8]) -> Vec<u8> {

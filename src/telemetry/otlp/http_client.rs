@@ -13,7 +13,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
 };
 
-use super::collector::Certificates;
+use super::certificates::Certificates;
 
 /// An HTTP client, to be used inside a tokio runtime.
 #[derive(Clone, Debug)]

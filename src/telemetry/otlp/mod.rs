@@ -1,5 +1,6 @@
 //! Export of metrics and traces to an OpenTelemetry collector (OTLP).
 
+mod certificates;
 mod collector;
 mod http_client;
 mod metrics;

@@ -17,7 +17,7 @@ use crate::{
         ClassHits, Event, EventKind, Instance, Minute, Period, RuleList, RuleOrder, RuleQuery, RuleRow, Unmatched,
         Update, Viewer,
     },
-    transport::grpc::wait_for_shutdown,
+    transport::shutdown::wait_for_shutdown,
 };
 
 /// Maximum number of rows in one response.

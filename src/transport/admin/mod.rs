@@ -45,9 +45,8 @@ use self::{
 };
 use super::{
     TlsError,
-    grpc::TlsSettings,
     http_server::{Authenticated, Connection, HttpServer},
-    tls::Tls,
+    tls::{Tls, TlsSettings},
 };
 use crate::{budget::Budget, service::Admin};
 

@@ -4,7 +4,7 @@ use tonic::Status;
 
 use super::auth::{Caller, Role};
 
-/// The role that each method requires, in the order of `admin.proto`, whose comments name the roles as well.
+/// The role that each method requires, in the order of `admin.proto`. Its comments name the roles as well.
 const ROLES: [(&str, Role); 21] = [
     ("PutOverrides", Role::Operate),
     ("ListOverrides", Role::Read),

@@ -12,7 +12,7 @@ use sluicegate_deadline::within;
 use sluicegate_files as files;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tokio::{
-    sync::{Mutex, watch},
+    sync::watch,
     time::{Instant, sleep, timeout},
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
@@ -20,20 +20,15 @@ use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity
 use super::{
     PROTOCOL, Phase, activity,
     calls::Calls,
+    context::Context,
     error::FollowError,
-    members::{MemberState, Members},
+    members::MemberState,
     message,
     overrides::{OverridesFollower, OverridesPosition},
     pace::{Allowance, Pace},
-    received::ReadBudget,
-    settings::TlsSettings,
-    violation::{Violation, Violations},
+    violation::Violation,
 };
-use crate::{
-    service::{Activity, Clock, OverrideSync},
-    store::peers::Peers,
-    transport::grpc::wait_for_shutdown,
-};
+use crate::transport::shutdown::wait_for_shutdown;
 
 /// Timeout of a connection attempt.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -55,31 +50,6 @@ const EPOCHS: (f64, f64) = (20.0, 0.2);
 const LONG_RESPONSE_BYTES: usize = 64 << 10;
 /// Maximum number of bytes that a connection has received before they are read.
 const WINDOW_BYTES: u32 = 1 << 20;
-
-/// State that all followers share.
-pub(super) struct Context {
-    pub(super) peers: Arc<Peers>,
-    pub(super) members: Arc<Members>,
-    pub(super) clock: Clock,
-    pub(super) overrides: Arc<OverrideSync>,
-    pub(super) activity: Arc<Activity>,
-    pub(super) violations: Arc<Violations>,
-    /// Bytes of unfinished responses.
-    pub(super) read_budget: Arc<ReadBudget>,
-    /// Locked while a long batch is decoded, so that the memory of only one is needed.
-    pub(super) decoding: Mutex<()>,
-    pub(super) tls: Option<TlsSettings>,
-    /// First host in the settings.
-    pub(super) default_host: Option<String>,
-    /// Port of the own listener.
-    pub(super) port: u16,
-    /// Whether the counters of an instance have been copied; locked during a copy. One copy is enough for all origins
-    /// that the copied instance follows.
-    pub(super) has_copied: Mutex<bool>,
-    pub(super) phase: watch::Receiver<Phase>,
-    /// Stops the followers.
-    pub(super) leaving: watch::Sender<bool>,
-}
 
 /// A connection to one address.
 pub(super) struct Follower {

@@ -7,6 +7,7 @@ mod activity;
 mod answers;
 mod callers;
 mod calls;
+mod context;
 mod copy;
 mod error;
 mod follower;
@@ -43,16 +44,17 @@ pub use self::settings::{Settings, TlsSettings};
 use self::{
     answers::Answers,
     callers::Callers,
-    follower::{Context, Follower},
+    context::Context,
+    follower::Follower,
     members::{MemberState, Members},
     service::{CallerAddress, Service},
     violation::Violations,
 };
 use super::{
     TlsError,
-    grpc::TlsSettings as ListenerTlsSettings,
     http_server::{Connection, HttpServer},
     tls::Tls,
+    tls::TlsSettings as ListenerTlsSettings,
 };
 use crate::{
     budget::{Budget, Victim},

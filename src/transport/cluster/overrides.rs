@@ -13,8 +13,8 @@ use tokio::{
 use super::{
     PROTOCOL,
     calls::Calls,
+    context::Context,
     error::FollowError,
-    follower::Context,
     message,
     pace::{Allowance, Pace},
     violation::Violation,

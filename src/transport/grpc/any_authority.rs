@@ -29,7 +29,7 @@ const NAME: &[u8] = b":authority";
 const HUFFMAN_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 
 /// A stream that replaces the characters of authorities which `h2` rejects.
-pub(super) struct AnyAuthority<S> {
+pub(in crate::transport) struct AnyAuthority<S> {
     stream: S,
     frames: Frames,
     /// The last byte that was read, if a code of a character begins in it and ends in the next one.
@@ -37,7 +37,7 @@ pub(super) struct AnyAuthority<S> {
 }
 
 impl<S> AnyAuthority<S> {
-    pub(super) fn new(stream: S) -> Self {
+    pub(in crate::transport) fn new(stream: S) -> Self {
         Self { stream, frames: Frames::new(), held: None }
     }
 }

@@ -19,7 +19,7 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 
 use super::{
-    CallerErrors, Handler, Settings,
+    Methods, Settings,
     any_authority::AnyAuthority,
     backpressure::Backpressure,
     http2::{ConnectionScope, Http2},
@@ -27,7 +27,7 @@ use super::{
     keep_alive::KeepAlive,
     listener::Stream,
 };
-use crate::transport::{connections::Slot, tls::Tls};
+use crate::transport::{connections::Slot, errors::CallerErrors, shutdown::wait_for_shutdown, tls::Tls};
 
 /// Timeout each for the TLS handshake with the first bytes of a connection, and for the HTTP/2 handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -51,30 +51,30 @@ const MAX_HEADER_BYTES: u32 = 80 * 1024;
 /// Maximum number of calls of a connection that were reset before they were accepted (CVE-2023-44487).
 const MAX_PENDING_RESETS: usize = 20;
 
-/// Context of a connection, besides its stream and its handler.
-pub(super) struct ConnectionContext {
-    pub(super) errors: Arc<CallerErrors>,
-    pub(super) budgets: Budgets,
+/// Context of a connection, besides its stream and its methods.
+pub(in crate::transport) struct ConnectionContext {
+    pub(in crate::transport) errors: Arc<CallerErrors>,
+    pub(in crate::transport) budgets: Budgets,
     /// Its place among the connections of the listener.
-    pub(super) slot: Arc<Slot>,
-    pub(super) shutdown: watch::Receiver<bool>,
+    pub(in crate::transport) slot: Arc<Slot>,
+    pub(in crate::transport) shutdown: watch::Receiver<bool>,
 }
 
 /// Serves a connection until it ends, reaches its maximum age, or the server shuts down.
-pub(super) async fn serve(
+pub(super) async fn serve<M: Methods>(
     stream: Stream,
-    handler: Arc<Handler>,
+    methods: Arc<M>,
     settings: &Settings,
     tls: Option<Arc<Tls>>,
     context: ConnectionContext,
 ) {
     let stream = match stream {
         Stream::Tcp(stream) => stream,
-        Stream::Unix(stream) => return serve_http2(AnyAuthority::new(stream), handler, settings, context).await,
+        Stream::Unix(stream) => return serve_http2(AnyAuthority::new(stream), methods, settings, context).await,
     };
     match timeout(HANDSHAKE_TIMEOUT, accept_tls(stream, tls)).await {
-        Ok(Ok(Some(Accepted::Plain(stream)))) => serve_http2(stream, handler, settings, context).await,
-        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, handler, settings, context).await,
+        Ok(Ok(Some(Accepted::Plain(stream)))) => serve_http2(stream, methods, settings, context).await,
+        Ok(Ok(Some(Accepted::Tls(stream)))) => serve_http2(stream, methods, settings, context).await,
         Ok(Ok(None)) => tracing::debug!("rejected a connection that uses HTTP/1"),
         Ok(Err(error)) => tracing::debug!(%error, "connection handshake failed"),
         Err(_) => tracing::debug!("connection handshake timed out"),
@@ -119,14 +119,14 @@ async fn reject_http1(stream: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io:
 }
 
 /// Serves an HTTP/2 connection until it is closed.
-pub(super) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin>(
+pub(in crate::transport) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin, M: Methods>(
     stream: S,
-    handler: Arc<Handler>,
+    methods: Arc<M>,
     settings: &Settings,
     context: ConnectionContext,
 ) {
     let ConnectionContext { errors, budgets, slot, mut shutdown } = context;
-    let (mut connection, mut keep_alive) = match handshake(stream, handler, settings, &errors, budgets).await {
+    let (mut connection, mut keep_alive) = match handshake(stream, methods, settings, &errors, budgets).await {
         Ok(connected) => connected,
         Err(error) => {
             errors.record_protocol(&error);
@@ -193,13 +193,13 @@ impl Usage {
 }
 
 /// Performs the HTTP/2 handshake.
-async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
+async fn handshake<S: AsyncRead + AsyncWrite + Unpin, M: Methods>(
     stream: S,
-    handler: Arc<Handler>,
+    methods: Arc<M>,
     settings: &Settings,
     errors: &Arc<CallerErrors>,
     budgets: Budgets,
-) -> Result<(Http2<Backpressure<S>>, KeepAlive), h2::Error> {
+) -> Result<(Http2<Backpressure<S>, M>, KeepAlive), h2::Error> {
     let (stream, state) = Backpressure::new(stream);
     let mut builder = Builder::new();
     builder
@@ -217,11 +217,5 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin>(
     let keep_alive = KeepAlive::new(pings, settings.keepalive_interval, settings.keepalive_timeout);
     let (errors, input) = (Arc::clone(errors), Arc::new(Input::new(budgets)));
     let scope = ConnectionScope { errors, input, send_timeout: settings.send_timeout, not_begun: AtomicUsize::new(0) };
-    Ok((Http2::new(connection, handler, scope, state), keep_alive))
-}
-
-/// Waits until the server shuts down.
-pub(in crate::transport) async fn wait_for_shutdown(shutdown: &mut watch::Receiver<bool>) {
-    // An error means that the sender is dropped, which also ends the server.
-    let _ = shutdown.wait_for(|down| *down).await;
+    Ok((Http2::new(connection, methods, scope, state), keep_alive))
 }

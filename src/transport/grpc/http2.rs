@@ -25,14 +25,16 @@ use tokio::{
 };
 
 use super::{
-    CallerErrors, Handler, RequestError, backpressure,
+    Answer, Methods, backpressure,
     input::{CALL_BYTES, Hold, Input, STALL_TIMEOUT, TONIC_CALL_BYTES},
-    message::dropped,
+    methods::ResponseFuture,
     request_body::RequestBody,
     response::{Response, ResponseSender, Sent},
-    service::{Decided, ResponseFuture},
 };
-use crate::budget::Exhausted;
+use crate::{
+    budget::Exhausted,
+    transport::errors::{CallerErrors, RequestError},
+};
 
 /// Maximum number of calls that are accepted before their responses are sent and other connections have their turn.
 const MAX_BATCH: usize = 32;
@@ -57,9 +59,9 @@ pub(super) struct ConnectionScope {
 }
 
 /// A connection and its calls.
-pub(super) struct Http2<S> {
+pub(super) struct Http2<S, M> {
     connection: Connection<S, Bytes>,
-    handler: Arc<Handler>,
+    methods: Arc<M>,
     scope: Arc<ConnectionScope>,
     stream: Arc<backpressure::State>,
     /// The memory of responses since the caller does not read.
@@ -73,10 +75,10 @@ pub(super) struct Http2<S> {
     last_call: Instant,
 }
 
-impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
     pub(super) fn new(
         connection: Connection<S, Bytes>,
-        handler: Arc<Handler>,
+        methods: Arc<M>,
         scope: ConnectionScope,
         stream: Arc<backpressure::State>,
     ) -> Self {
@@ -84,7 +86,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         let (waiting, last_call) = (FuturesUnordered::new(), Instant::now());
         let scope = Arc::new(scope);
         let (unsent, unfinished_head) = (None, None);
-        Self { connection, handler, scope, stream, unsent, unfinished_head, leaving, waiting, last_call }
+        Self { connection, methods, scope, stream, unsent, unfinished_head, leaving, waiting, last_call }
     }
 
     /// Returns the time at which the last call arrived.
@@ -175,14 +177,14 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
         let head = self.unfinished_head.get_or_insert_with(new);
         head.memory.set(MAX_HEAD_BYTES.min(compressed * HEAD_BYTES_PER_BYTE));
         if let Poll::Ready(error) = head.memory.poll_end(context) {
-            return Poll::Ready(dropped(error));
+            return Poll::Ready(RequestError::from(error));
         }
         ready!(head.end.as_mut().poll(context));
         let seconds = STALL_TIMEOUT.as_secs();
         Poll::Ready(RequestError::stalled(format!("the headers of a call were not complete after {seconds} s")))
     }
 
-    /// Accepts the calls that have arrived, and decides those that need not wait. Sends what is queued.
+    /// Accepts the calls that have arrived, and decides those that need not wait. Sends queued responses.
     fn accept(&mut self, ready: &mut ReadyCalls, context: &mut Context<'_>) -> Poll<Result<(), h2::Error>> {
         for _ in 0..MAX_BATCH {
             let Poll::Ready(accepted) = self.connection.poll_accept(context) else {
@@ -193,17 +195,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Http2<S> {
                 return Poll::Ready(Ok(()));
             };
             let (request, respond) = accepted?;
-            match self.handler.call(request.map(RequestBody::new), context, &self.leaving, &self.scope.input) {
-                Decided::Now(response) => ready.push((respond, response)),
-                Decided::Later(future) => {
+            match self.methods.call(request.map(RequestBody::new), context, &self.leaving, &self.scope.input) {
+                Answer::Now(response) => ready.push((respond, response)),
+                Answer::Later(future) => {
                     let state = CallState::Deciding { respond, future };
                     let scope = Arc::clone(&self.scope);
                     self.waiting.push(WaitingCall { state, scope, memory: None, not_begun: None });
                 }
-                Decided::ByTonic(_) if self.scope.not_begun.load(Relaxed) >= MAX_NOT_BEGUN => {
-                    ready.push((respond, Response::Error(dropped(Exhausted))));
+                Answer::ByTonic(_) if self.scope.not_begun.load(Relaxed) >= MAX_NOT_BEGUN => {
+                    ready.push((respond, Response::Error(RequestError::from(Exhausted))));
                 }
-                Decided::ByTonic(future) => {
+                Answer::ByTonic(future) => {
                     let state = CallState::Deciding { respond, future };
                     let memory = Some(Box::new(self.scope.input.call(TONIC_CALL_BYTES)));
                     let (scope, not_begun) = (Arc::clone(&self.scope), Some(NotBegun::new(&self.scope)));

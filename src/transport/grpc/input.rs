@@ -10,16 +10,16 @@ use super::Limits;
 use crate::budget::{Budget, Exhausted, Reservation};
 
 /// Memory of a call that waits, besides its message, in bytes: its stream in h2, its future and its headers.
-pub(super) const CALL_BYTES: usize = 4 * 1024;
+pub(in crate::transport) const CALL_BYTES: usize = 4 * 1024;
 /// Memory of a call to one of tonic's services, besides its message, in bytes.
-pub(super) const TONIC_CALL_BYTES: usize = 12 * 1024;
+pub(in crate::transport) const TONIC_CALL_BYTES: usize = 12 * 1024;
 /// Time without further bytes after which an unfinished message is dropped.
-pub(super) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
+pub(in crate::transport) const STALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum total size of the messages of a call to one of tonic's services.
-pub(super) const TONIC_BODY_BYTES: usize = 256 * 1024;
+pub(in crate::transport) const TONIC_BODY_BYTES: usize = 256 * 1024;
 /// Maximum size of a message to one of tonic's services. tonic allocates the announced size of a message before its bytes
 /// arrive, and no budget counts that memory.
-pub(super) const TONIC_MESSAGE_BYTES: usize = 16 * 1024;
+pub(in crate::transport) const TONIC_MESSAGE_BYTES: usize = 16 * 1024;
 /// Maximum memory of the messages of a connection. Larger if one message needs more.
 const CONNECTION_BYTES: usize = 16 << 20;
 /// Maximum number of open streams of a connection.
@@ -27,15 +27,15 @@ const MAX_STREAMS: usize = 256;
 
 /// The budgets that all gRPC connections share.
 #[derive(Clone)]
-pub(super) struct Budgets {
-    pub(super) messages: Budget,
-    pub(super) streams: Budget,
+pub(in crate::transport) struct Budgets {
+    pub(in crate::transport) messages: Budget,
+    pub(in crate::transport) streams: Budget,
     /// Maximum memory of the messages of one connection.
     connection_bytes: usize,
 }
 
 impl Budgets {
-    pub(super) fn new(messages: Budget, streams: Budget, limits: &Limits) -> Self {
+    pub(in crate::transport) fn new(messages: Budget, streams: Budget, limits: &Limits) -> Self {
         let largest = limits.max_message_bytes.max(limits.max_frame_bytes);
         let connection_bytes = CONNECTION_BYTES.max(2 * largest + CALL_BYTES).min(messages.max_bytes());
         Self { messages, streams, connection_bytes }
@@ -43,38 +43,38 @@ impl Budgets {
 }
 
 /// The shares of a connection in the budgets of all. Most connections have only complete messages, and need none.
-pub(super) struct Input {
+pub(crate) struct Input {
     budgets: Budgets,
     messages: OnceLock<Budget>,
     streams: OnceLock<Budget>,
 }
 
 impl Input {
-    pub(super) const fn new(budgets: Budgets) -> Self {
+    pub(in crate::transport) const fn new(budgets: Budgets) -> Self {
         Self { budgets, messages: OnceLock::new(), streams: OnceLock::new() }
     }
 
     /// Creates a reservation for a message or a response.
-    pub(super) fn message(&self) -> Reservation {
+    pub(in crate::transport) fn message(&self) -> Reservation {
         let Budgets { messages, connection_bytes, .. } = &self.budgets;
         self.messages.get_or_init(|| messages.share("connection", *connection_bytes)).reservation()
     }
 
     /// Reserves `bytes` bytes for a call that may last, such as a stream.
-    pub(super) fn stream(&self, bytes: usize) -> Hold {
+    pub(in crate::transport) fn stream(&self, bytes: usize) -> Hold {
         let streams = &self.budgets.streams;
         let share = || streams.share("streams of a connection", MAX_STREAMS * CALL_BYTES);
         Hold { memory: self.streams.get_or_init(share).reservation(), bytes }
     }
 
     /// Reserves `bytes` bytes for a call that waits.
-    pub(super) fn call(&self, bytes: usize) -> Hold {
+    pub(in crate::transport) fn call(&self, bytes: usize) -> Hold {
         Hold { memory: self.message(), bytes }
     }
 }
 
 /// A reservation for memory that is already in use, and is to be freed if others need it.
-pub(super) struct Hold {
+pub(in crate::transport) struct Hold {
     memory: Reservation,
     /// The size to reserve.
     bytes: usize,
@@ -82,17 +82,17 @@ pub(super) struct Hold {
 
 impl Hold {
     /// Adds bytes to those that are to be reserved.
-    pub(super) fn add(&mut self, bytes: usize) {
+    pub(in crate::transport) fn add(&mut self, bytes: usize) {
         self.bytes += bytes;
     }
 
     /// Changes the size to reserve, if it is larger than the reserved one.
-    pub(super) fn set(&mut self, bytes: usize) {
+    pub(in crate::transport) fn set(&mut self, bytes: usize) {
         self.bytes = bytes;
     }
 
     /// Waits until the memory is reserved. Completes with an error if it is needed for others.
-    pub(super) fn poll_begin(&mut self, context: &Context<'_>) -> Poll<Result<(), Exhausted>> {
+    pub(in crate::transport) fn poll_begin(&mut self, context: &Context<'_>) -> Poll<Result<(), Exhausted>> {
         match self.bytes.saturating_sub(self.memory.bytes()) {
             0 => Poll::Ready(Ok(())),
             more => self.memory.poll_grow(more, context),
@@ -100,7 +100,7 @@ impl Hold {
     }
 
     /// Reserves the memory, and completes if it is to be freed.
-    pub(super) fn poll_end(&mut self, context: &Context<'_>) -> Poll<Exhausted> {
+    pub(in crate::transport) fn poll_end(&mut self, context: &Context<'_>) -> Poll<Exhausted> {
         let more = self.bytes.saturating_sub(self.memory.bytes());
         if more == 0 {
             return self.memory.poll_evicted(context);

@@ -1,4 +1,4 @@
-//! [`KeepAlive`]: detects connections whose caller has disappeared.
+//! [`KeepAlive`]: detects that the caller of a connection has disappeared.
 
 use std::{
     pin::Pin,

@@ -20,14 +20,16 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use tokio::time::{Instant, Sleep, sleep};
 
 use super::{
-    RequestError,
     input::{CALL_BYTES, Input, STALL_TIMEOUT},
     request_body::RequestBody,
 };
-use crate::budget::{Exhausted, Reservation};
+use crate::{
+    budget::{Exhausted, Reservation},
+    transport::errors::RequestError,
+};
 
 /// Size of the prefix of a message: the compressed flag, and the length.
-pub(super) const PREFIX: usize = 5;
+pub(in crate::transport) const PREFIX: usize = 5;
 /// The first bytes of gzip data (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 /// Size of the head and the tail of gzip data.
@@ -41,8 +43,8 @@ const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 const SMALL_BYTES: usize = 64 * 1024;
 
 /// A message without its prefix, with the memory that it occupies while its call waits.
-pub(super) struct Received {
-    pub(super) message: Bytes,
+pub(in crate::transport) struct Received {
+    pub(in crate::transport) message: Bytes,
     /// Nothing for small messages.
     _memory: Option<Reservation>,
 }
@@ -50,7 +52,7 @@ pub(super) struct Received {
 /// Receives the rest of a call's message. `received` is its first part.
 ///
 /// The call is read to its end, so that the HTTP/2 stream closes cleanly.
-pub(super) async fn receive(
+pub(in crate::transport) async fn receive(
     received: Bytes,
     body: &mut RequestBody,
     max: usize,
@@ -107,10 +109,10 @@ impl Unfinished {
     fn poll_reserve(&mut self, bytes: usize, context: &Context<'_>) -> Poll<Result<(), RequestError>> {
         let more = (CALL_BYTES + bytes).saturating_sub(self.memory.bytes());
         if more > 0 {
-            return self.memory.poll_grow(more, context).map_err(dropped);
+            return self.memory.poll_grow(more, context).map_err(RequestError::from);
         }
         match self.memory.poll_evicted(context) {
-            Poll::Ready(error) => Poll::Ready(Err(dropped(error))),
+            Poll::Ready(error) => Poll::Ready(Err(RequestError::from(error))),
             Poll::Pending => Poll::Ready(Ok(())),
         }
     }
@@ -135,7 +137,7 @@ impl Unfinished {
         }
         ready!(reserved);
         if let Poll::Ready(error) = self.memory.poll_evicted(context) {
-            return Poll::Ready(Err(dropped(error)));
+            return Poll::Ready(Err(RequestError::from(error)));
         }
         ready!(self.stall.as_mut().poll(context));
         let seconds = STALL_TIMEOUT.as_secs();
@@ -144,13 +146,8 @@ impl Unfinished {
     }
 }
 
-/// Returns the status of a call that is dropped because others need its memory.
-pub(super) fn dropped(error: Exhausted) -> RequestError {
-    RequestError::dropped(error.to_string())
-}
-
 /// Returns a message that is complete without its prefix.
-pub(super) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
+pub(in crate::transport) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
     check_sizes(message, max)?;
     let Some(size) = announced_size(message) else {
         return Err(RequestError::malformed("the call has no message"));
@@ -165,7 +162,7 @@ pub(super) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError
 }
 
 /// Writes the prefix of a message into the space that is reserved before it.
-pub(super) fn with_prefix(mut message: Vec<u8>) -> Bytes {
+pub(in crate::transport) fn with_prefix(mut message: Vec<u8>) -> Bytes {
     let size = message.len().saturating_sub(PREFIX);
     // A response has one status per descriptor or check, so it is far smaller than 4 GiB.
     message[1..PREFIX].copy_from_slice(&u32::try_from(size).unwrap_or(u32::MAX).to_be_bytes());
@@ -173,12 +170,12 @@ pub(super) fn with_prefix(mut message: Vec<u8>) -> Bytes {
 }
 
 /// Returns the status of a call if its request cannot be read.
-pub(super) fn failed_to_read(error: &h2::Error) -> RequestError {
+pub(in crate::transport) fn failed_to_read(error: &h2::Error) -> RequestError {
     RequestError::cancelled(format!("reading the request failed: {error}"))
 }
 
 /// The messages of a stream of requests.
-pub(super) struct Messages {
+pub(in crate::transport) struct Messages {
     body: RequestBody,
     input: Arc<Input>,
     /// Received bytes that do not form a complete message yet.
@@ -190,12 +187,12 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub(super) fn new(body: RequestBody, input: Arc<Input>) -> Self {
+    pub(in crate::transport) fn new(body: RequestBody, input: Arc<Input>) -> Self {
         Self { body, input, received: BytesMut::new(), unreleased: 0, unfinished: None }
     }
 
     /// Completes if the memory of the unfinished message is needed for others. To be polled while messages are not.
-    pub(super) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
+    pub(in crate::transport) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
         match &self.unfinished {
             Some(unfinished) => unfinished.memory.poll_evicted(context),
             None => Poll::Pending,
@@ -203,12 +200,12 @@ impl Messages {
     }
 
     /// Returns the next message of at most `max` bytes without its prefix, or `None` at the end of the stream.
-    pub(super) async fn next(&mut self, max: usize) -> Result<Option<Bytes>, RequestError> {
+    pub(in crate::transport) async fn next(&mut self, max: usize) -> Result<Option<Bytes>, RequestError> {
         poll_fn(|context| self.poll_next(context, max)).await
     }
 
     /// See [`Self::next`].
-    pub(super) fn poll_next(
+    pub(in crate::transport) fn poll_next(
         &mut self,
         context: &mut Context<'_>,
         max: usize,
@@ -322,7 +319,7 @@ fn check_sizes(message: &[u8], max: usize) -> Result<(), RequestError> {
     check_size(announced_size(message).unwrap_or_default().max(message.len().saturating_sub(PREFIX)), max)
 }
 
-pub(super) fn check_size(size: usize, max: usize) -> Result<(), RequestError> {
+pub(in crate::transport) fn check_size(size: usize, max: usize) -> Result<(), RequestError> {
     if size > max {
         return Err(RequestError::too_large(format!(
             "a message of {size} bytes is larger than the maximum of {max} bytes"
@@ -338,7 +335,7 @@ fn announced_size(message: &[u8]) -> Option<usize> {
 }
 
 /// Returns the trailers of a call.
-pub(super) fn trailers(end: &Result<(), RequestError>) -> HeaderMap {
+pub(in crate::transport) fn trailers(end: &Result<(), RequestError>) -> HeaderMap {
     match end {
         Ok(()) => {
             let mut trailers = HeaderMap::with_capacity(1);
@@ -354,7 +351,7 @@ pub(super) fn trailers(end: &Result<(), RequestError>) -> HeaderMap {
 }
 
 /// Writes the status of a failed call into its headers or trailers.
-pub(super) fn write_status(headers: &mut HeaderMap, error: &RequestError) {
+pub(in crate::transport) fn write_status(headers: &mut HeaderMap, error: &RequestError) {
     headers.insert(GRPC_STATUS, HeaderValue::from(error.code as i32));
     let message = utf8_percent_encode(&error.message, ESCAPED).to_string();
     if let Ok(message) = HeaderValue::from_str(&message) {

@@ -9,36 +9,39 @@ use bytes::Bytes;
 use h2::RecvStream;
 use http_body::{Body, Frame};
 
-use super::{input::TONIC_BODY_BYTES, message::dropped};
-use crate::budget::Reservation;
+use super::input::TONIC_BODY_BYTES;
+use crate::{budget::Reservation, transport::errors::RequestError};
 
 /// The body of a call. Received data keeps its part of the flow-control windows until it is released.
-pub(super) struct RequestBody(RecvStream);
+pub(crate) struct RequestBody(RecvStream);
 
 impl RequestBody {
-    pub(super) const fn new(stream: RecvStream) -> Self {
+    pub(in crate::transport) const fn new(stream: RecvStream) -> Self {
         Self(stream)
     }
 
     /// Returns whether all data was read.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(in crate::transport) fn is_complete(&self) -> bool {
         self.0.is_end_stream()
     }
 
     /// Returns the next data, or `None` at the end.
-    pub(super) fn poll_data(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, h2::Error>>> {
+    pub(in crate::transport) fn poll_data(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Bytes, h2::Error>>> {
         self.0.poll_data(context)
     }
 
     /// Returns received bytes to the flow-control windows, so that the caller can send the same number.
-    pub(super) fn release(&mut self, bytes: usize) {
+    pub(in crate::transport) fn release(&mut self, bytes: usize) {
         // An error means that the stream was reset, and the next poll returns the reason.
         let _ = self.0.flow_control().release_capacity(bytes);
     }
 }
 
 /// The body of a call to one of tonic's services, which have only small messages.
-pub(super) struct TonicBody {
+pub(in crate::transport) struct TonicBody {
     body: RequestBody,
     /// The size of the whole body, as tonic may hold any part.
     reservation: Reservation,
@@ -46,7 +49,7 @@ pub(super) struct TonicBody {
 }
 
 impl TonicBody {
-    pub(super) const fn new(body: RequestBody, reservation: Reservation) -> Self {
+    pub(in crate::transport) const fn new(body: RequestBody, reservation: Reservation) -> Self {
         Self { body, reservation, unreserved: 0 }
     }
 }
@@ -66,7 +69,7 @@ impl Body for TonicBody {
                 return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(message))));
             }
             if let Err(error) = ready!(this.reservation.poll_grow(this.unreserved, context)) {
-                return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(dropped(error).message))));
+                return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(RequestError::from(error).message))));
             }
             this.body.release(this.unreserved);
             this.unreserved = 0;
@@ -75,7 +78,7 @@ impl Body for TonicBody {
         if data.is_pending()
             && let Poll::Ready(error) = this.reservation.poll_evicted(context)
         {
-            return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(dropped(error).message))));
+            return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(RequestError::from(error).message))));
         }
         if let Some(data) = ready!(data) {
             let failed = |error: h2::Error| tonic::Status::cancelled(error.to_string());

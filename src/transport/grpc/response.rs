@@ -16,18 +16,28 @@ use tokio::{
 };
 
 use super::{
-    CallerErrors, RequestError,
     input::{CALL_BYTES, Hold, Input, TONIC_CALL_BYTES},
     message::{trailers, write_status},
-    stream::ResponseStream,
 };
-use crate::budget::Exhausted;
+use crate::{
+    budget::Exhausted,
+    transport::errors::{CallerErrors, RequestError},
+};
 
 const GRPC_ACCEPT_ENCODING: HeaderName = HeaderName::from_static("grpc-accept-encoding");
 const GRPC_CONTENT_TYPE: HeaderValue = HeaderValue::from_static("application/grpc");
 
+/// Frames of a response that are produced while they are sent.
+pub(crate) trait Frames: Send {
+    /// Returns the next frame. The last one contains the trailers.
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>>;
+
+    /// Completes if memory of the call is needed for others.
+    fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted>;
+}
+
 /// The response to a call.
-pub(super) enum Response {
+pub(crate) enum Response {
     /// A message with its prefix. The call was successful.
     Message {
         data: Bytes,
@@ -36,8 +46,8 @@ pub(super) enum Response {
     },
     /// The status of a failed call. It is sent in the headers.
     Error(RequestError),
-    /// The responses to a stream of frames.
-    Stream(Box<ResponseStream>),
+    /// Frames that depend on those of the request.
+    Frames(Box<dyn Frames>),
     /// Messages with their prefixes that another task sends, or the status that ends the stream.
     Messages(mpsc::Receiver<Result<Bytes, RequestError>>),
     /// The response of a service that uses tonic.
@@ -46,23 +56,23 @@ pub(super) enum Response {
 
 impl Response {
     /// Returns the memory of a response that may last as long as the caller likes, in bytes.
-    pub(super) const fn stream_bytes(&self) -> Option<usize> {
+    pub(in crate::transport) const fn stream_bytes(&self) -> Option<usize> {
         match self {
-            Self::Stream(_) | Self::Messages(_) => Some(CALL_BYTES),
+            Self::Frames(_) | Self::Messages(_) => Some(CALL_BYTES),
             Self::Tonic(_) => Some(TONIC_CALL_BYTES),
             Self::Message { .. } | Self::Error(_) => None,
         }
     }
 
     /// Counts the response if it is an error of its caller.
-    pub(super) fn record(&self, errors: &CallerErrors) {
+    pub(in crate::transport) fn record(&self, errors: &CallerErrors) {
         if let Self::Error(error) = self {
             errors.record(error);
         }
     }
 
     /// Sends the response. Returns the sender of the rest if a part has to wait.
-    pub(super) fn send(self, respond: &mut SendResponse<Bytes>) -> Option<ResponseSender> {
+    pub(in crate::transport) fn send(self, respond: &mut SendResponse<Bytes>) -> Option<ResponseSender> {
         match self.try_send(respond) {
             Ok(sender) => sender,
             Err(error) => {
@@ -78,7 +88,7 @@ impl Response {
             Self::Message { data, metadata } => {
                 (metadata.map_or_else(HeaderMap::new, |all| *all), UnsentBody::Message(data))
             }
-            Self::Stream(stream) => (HeaderMap::with_capacity(1), UnsentBody::Stream(stream)),
+            Self::Frames(frames) => (HeaderMap::with_capacity(1), UnsentBody::Frames(frames)),
             Self::Messages(messages) => (HeaderMap::with_capacity(1), UnsentBody::Messages(messages)),
             Self::Error(error) => {
                 let mut head = HeaderMap::with_capacity(4);
@@ -125,7 +135,7 @@ fn reserve(stream: &mut SendStream<Bytes>, size: usize) -> bool {
 enum UnsentBody {
     /// The data of a message. Trailers follow.
     Message(Bytes),
-    Stream(Box<ResponseStream>),
+    Frames(Box<dyn Frames>),
     Messages(mpsc::Receiver<Result<Bytes, RequestError>>),
     Tonic(tonic::body::Body),
 }
@@ -134,7 +144,7 @@ impl UnsentBody {
     /// Completes if memory of the call is needed for others.
     fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
         match self {
-            Self::Stream(stream) => stream.poll_evicted(context),
+            Self::Frames(frames) => frames.poll_evicted(context),
             Self::Message(_) | Self::Messages(_) | Self::Tonic(_) => Poll::Pending,
         }
     }
@@ -143,7 +153,7 @@ impl UnsentBody {
         match self {
             Self::Message(data) if data.is_empty() => Poll::Ready(Some(Ok(Frame::trailers(trailers(&Ok(())))))),
             Self::Message(data) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(data))))),
-            Self::Stream(stream) => stream.poll_frame(context).map(|frame| Some(Ok(frame))),
+            Self::Frames(frames) => frames.poll_frame(context).map(|frame| Some(Ok(frame))),
             Self::Messages(messages) => messages.poll_recv(context).map(|message| {
                 let frame = match message {
                     Some(Ok(data)) => Frame::data(data),
@@ -161,7 +171,7 @@ impl UnsentBody {
 ///
 /// A caller can open no window for its calls, and HTTP/2 has no timeout for this. Data that has waited for a window for
 /// too long is dropped with its call.
-pub(super) struct ResponseSender {
+pub(in crate::transport) struct ResponseSender {
     stream: SendStream<Bytes>,
     body: UnsentBody,
     /// Data of the body that waits for a window.
@@ -179,7 +189,7 @@ struct Wait {
 
 /// How sending a response has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
+pub(in crate::transport) enum Sent {
     /// The response was sent, or its call was cancelled.
     Done,
     /// The caller did not read the response in time, or others needed the memory of the call.
@@ -192,13 +202,18 @@ impl ResponseSender {
     }
 
     /// Ends the call without the rest of its response.
-    pub(super) fn drop_call(&mut self) -> Sent {
+    pub(in crate::transport) fn drop_call(&mut self) -> Sent {
         self.stream.send_reset(Reason::ENHANCE_YOUR_CALM);
         Sent::Dropped
     }
 
     /// Sends the available data. Data waits for at most `timeout` for a window, and only while there is memory for it.
-    pub(super) fn poll(&mut self, context: &mut Context<'_>, timeout: Duration, input: &Input) -> Poll<Sent> {
+    pub(in crate::transport) fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        timeout: Duration,
+        input: &Input,
+    ) -> Poll<Sent> {
         match self.poll_send(context) {
             Poll::Ready(Ok(())) => Poll::Ready(Sent::Done),
             Poll::Ready(Err(error)) => {

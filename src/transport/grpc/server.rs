@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    CallerErrors, Handler, Settings,
+    Methods, Settings,
     connection::{self, ConnectionContext},
     input::Budgets,
     listener::{Listener, PassedStream, Stream},
@@ -31,6 +31,8 @@ use crate::{
     transport::{
         TlsError,
         connections::{Connections, Slot},
+        errors::CallerErrors,
+        shutdown::wait_for_shutdown,
         tls::Tls,
     },
 };
@@ -118,12 +120,12 @@ impl Server {
         self.listener.address()
     }
 
-    /// Starts a worker. `build` creates its handler on the worker's own thread and runtime.
+    /// Starts a worker. `build` creates its methods on the worker's own thread and runtime.
     ///
     /// # Errors
     ///
     /// Returns an error if the thread or its runtime cannot be started.
-    pub fn start_worker<F, B>(
+    pub(crate) fn start_worker<F, B, M>(
         &mut self,
         name: &str,
         shutdown: watch::Receiver<bool>,
@@ -131,7 +133,8 @@ impl Server {
     ) -> Result<(), ServerError>
     where
         B: FnOnce() -> F + Send + 'static,
-        F: Future<Output = Arc<Handler>>,
+        F: Future<Output = Arc<M>>,
+        M: Methods,
     {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Worker)?;
         let (sender, receiver) = mpsc::channel(HAND_OVER_CAPACITY);
@@ -140,8 +143,8 @@ impl Server {
         let (errors, budgets) = (Arc::clone(&self.errors), self.budgets.clone());
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             runtime.block_on(async {
-                let handler = build().await;
-                work(receiver, &handler, (&settings, tls.as_ref(), &budgets), &errors, &shutdown, &count).await;
+                let methods = build().await;
+                work(receiver, &methods, (&settings, tls.as_ref(), &budgets), &errors, &shutdown, &count).await;
             });
             // A pending DNS lookup for a new connection to Redis must not delay the shutdown.
             runtime.shutdown_background();
@@ -206,7 +209,7 @@ impl Server {
                     }
                 },
                 _ = tick.tick() => connections.advance(),
-                () = connection::wait_for_shutdown(&mut shutdown) => break,
+                () = wait_for_shutdown(&mut shutdown) => break,
             }
         }
         drop(listener);
@@ -244,9 +247,9 @@ impl Drop for ConnectionGuard {
     }
 }
 
-async fn work(
+async fn work<M: Methods>(
     mut receiver: mpsc::Receiver<NewConnection>,
-    handler: &Arc<Handler>,
+    methods: &Arc<M>,
     (settings, tls, budgets): (&Arc<Settings>, Option<&Arc<Tls>>, &Budgets),
     errors: &Arc<CallerErrors>,
     shutdown: &watch::Receiver<bool>,
@@ -258,7 +261,7 @@ async fn work(
         let new = tokio::select! {
             new = receiver.recv() => new,
             Some(_) = connections.join_next() => continue,
-            () = connection::wait_for_shutdown(&mut stopping) => None,
+            () = wait_for_shutdown(&mut stopping) => None,
         };
         let Some(NewConnection { stream, slot }) = new else {
             break;
@@ -267,12 +270,13 @@ async fn work(
         let Ok(stream) = stream.take() else {
             continue;
         };
-        let (handler, settings) = (Arc::clone(handler), Arc::clone(settings));
+        let methods = Arc::clone(methods);
+        let settings = Arc::clone(settings);
         let (tls, errors, shutdown) = (tls.cloned(), Arc::clone(errors), shutdown.clone());
         let slot = Arc::new(slot);
         let context = ConnectionContext { errors, budgets: budgets.clone(), slot: Arc::clone(&slot), shutdown };
         let task = connections.spawn(async move {
-            connection::serve(stream, handler, &settings, tls, context).await;
+            connection::serve(stream, methods, &settings, tls, context).await;
             drop(guard);
         });
         slot.set_task(task);

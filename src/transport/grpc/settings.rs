@@ -1,4 +1,4 @@
-//! [`Settings`] for the gRPC server, and [`ResponseSettings`] for the content of responses.
+//! [`Settings`] for the gRPC server.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -6,6 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
+use crate::transport::tls::TlsSettings;
 
 /// Settings for the gRPC server.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -59,70 +60,6 @@ impl Default for Settings {
             send_timeout: Duration::from_secs(30),
             limits: Limits::default(),
             tls: TlsSettings::default(),
-        }
-    }
-}
-
-/// Certificates of a listener. They are reloaded when their files change.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct TlsSettings {
-    /// PEM file with the server certificate and its chain.
-    pub cert_file: Option<PathBuf>,
-    /// PEM file with the key of the server certificate.
-    pub key_file: Option<PathBuf>,
-    /// PEM file with CA certificates. If set, clients must have a certificate of one of these CAs.
-    pub client_ca_file: Option<PathBuf>,
-    /// DNS name that the client certificates must contain.
-    pub client_name: Option<String>,
-}
-
-/// Style of the rate limit headers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum HeaderStyle {
-    /// A header each for the limit, the remaining hits and the reset, as in envoyproxy/ratelimit.
-    #[default]
-    Separate,
-    /// `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11. Later drafts may differ.
-    #[serde(rename = "ietf-draft-11")]
-    IetfDraft11,
-    /// The headers of both styles.
-    Both,
-}
-
-/// Settings for the content of responses besides the verdict.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct ResponseSettings {
-    /// Add rate limit headers for the caller's response to `response_headers_to_add`, and `Retry-After` if it is
-    /// denied.
-    pub headers: bool,
-    /// Style of the headers: the three headers below, those of the IETF draft, or both.
-    pub header_style: HeaderStyle,
-    /// Name of the header with the limit.
-    pub limit_header: String,
-    /// Name of the header with the remaining hits.
-    pub remaining_header: String,
-    /// Name of the header with the reset: the seconds until a denied request would be allowed, or until the full limit
-    /// is available again.
-    pub reset_header: String,
-    /// Name of the header that marks a response above a soft limit.
-    pub soft_header: String,
-    /// Add the request's descriptors, the rules' metadata and the exact numbers of every status to `dynamic_metadata`.
-    pub dynamic_metadata: bool,
-}
-
-impl Default for ResponseSettings {
-    fn default() -> Self {
-        Self {
-            headers: false,
-            header_style: HeaderStyle::default(),
-            limit_header: "RateLimit-Limit".into(),
-            remaining_header: "RateLimit-Remaining".into(),
-            reset_header: "RateLimit-Reset".into(),
-            soft_header: "RateLimit-Soft".into(),
-            dynamic_metadata: false,
         }
     }
 }

@@ -12,7 +12,7 @@ pub(super) use tokio::net::UnixStream;
 
 use sluicegate_files::{FileId, file_id};
 
-/// A Unix socket whose file is removed when the listener is dropped.
+/// A Unix socket. Its file is removed when the listener is dropped.
 pub(super) struct UnixSocket {
     listener: UnixListener,
     path: PathBuf,

@@ -24,8 +24,12 @@ use super::{
 };
 use crate::{
     engine::Code,
-    service::CheckError,
-    transport::grpc::{self, RequestError},
+    service::DecisionError,
+    transport::{
+        decisions::{decode, encode},
+        errors::RequestError,
+        texts,
+    },
 };
 
 /// Header with the largest cost that a limit can allow, for a request that costs more.
@@ -53,11 +57,11 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
         }
     };
     drop(body);
-    let request = match grpc::decode(&message, &handlers.limits) {
+    let request = match decode(&message, &handlers.limits) {
         Ok(request) => request,
         Err(error) => return reject(&handlers, &error),
     };
-    let verdict = match handlers.check.check(&request).await {
+    let verdict = match handlers.decisions.decide(&request).await {
         Ok(verdict) => verdict,
         Err(error) => {
             handlers.errors.record(&error.into());
@@ -72,7 +76,7 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
     // Only shed requests get Retry-After, because denials by envoyproxy/ratelimit do not have this header.
     let retry_after = verdict.retry_after().filter(|_| verdict.is_shed());
     let mut response = Vec::new();
-    grpc::encode(&verdict, &message, &handlers.response, &mut response);
+    encode(&verdict, &message, &handlers.response, &mut response);
     let Some(text) = to_json(&response) else {
         return error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the response as JSON");
     };
@@ -93,10 +97,10 @@ fn reject(handlers: &Handlers, error: &RequestError) -> Response {
     error_response(StatusCode::BAD_REQUEST, &error.message)
 }
 
-fn code(error: &CheckError) -> StatusCode {
+fn code(error: &DecisionError) -> StatusCode {
     match error {
-        CheckError::NoDomain | CheckError::NoDescriptors => StatusCode::BAD_REQUEST,
-        CheckError::Undecided(_) => StatusCode::INTERNAL_SERVER_ERROR,
+        DecisionError::NoDomain | DecisionError::NoDescriptors => StatusCode::BAD_REQUEST,
+        DecisionError::Undecided(_) => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 
@@ -110,13 +114,13 @@ fn transcode(body: &[u8]) -> Result<Vec<u8>, String> {
         return Err("the body has more values than any valid request".into());
     }
     let error = match read(body) {
-        Ok(message) => return grpc::readable(&message).map(Cow::into_owned).map_err(|error| error.to_string()),
+        Ok(message) => return texts::readable(&message).map(Cow::into_owned).map_err(|error| error.to_string()),
         Err(error) => error,
     };
     match read(repair(body).as_bytes()) {
         Ok(message) => {
-            let text = |text: &[u8]| grpc::text_of(&bytes_of(text)).into_owned();
-            grpc::rewritten(&message, &text).map_err(|error| error.to_string())
+            let text = |text: &[u8]| texts::text_of(&bytes_of(text)).into_owned();
+            texts::rewritten(&message, &text).map_err(|error| error.to_string())
         }
         // The error about the caller's own text has the right position.
         Err(_) => Err(error),

@@ -34,13 +34,14 @@ use tokio::{
 
 use self::page::Page;
 use super::{
+    CallerErrors, ResponseSettings,
     console::Console,
-    grpc::{CallerErrors, Limits, ResponseSettings},
+    grpc::Limits,
     http_server::{Connection, HttpServer, SharedPage},
 };
 use crate::{
     budget::Budget,
-    service::{Check, OverrideSync, ResourceReports, reload::Reloader},
+    service::{Decisions, OverrideSync, ResourceReports, reload::Reloader},
     telemetry::{Exposition, MetricsPage},
 };
 
@@ -207,7 +208,7 @@ async fn hand_over(State(runtime): State<Handle>, request: Request, next: Next) 
 /// Everything that the request handlers use.
 pub struct Handlers {
     /// Decides requests to `/json`.
-    pub check: Check,
+    pub decisions: Decisions,
     /// Counts the errors of callers of `/json`.
     pub errors: Arc<CallerErrors>,
     /// Limits on a request, the same as for gRPC.
@@ -333,7 +334,7 @@ async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
 /// An unavailable store does not make the instance unready: all instances share the store, and the rules' `on_error`
 /// decides what happens to callers.
 async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
-    let store = match handlers.check.engine.store.redis() {
+    let store = match handlers.decisions.engine.store.redis() {
         None => "memory".to_owned(),
         Some(redis) => {
             let servers = redis.servers();

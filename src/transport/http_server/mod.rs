@@ -5,6 +5,7 @@
 //! a response the longest. Callers that hold idle connections therefore cannot lock others out.
 
 mod idle_timeout;
+mod output;
 mod rejections;
 mod request_body;
 mod response_body;
@@ -35,7 +36,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use self::{idle_timeout::IdleTimeout, response_body::Output};
+use self::{idle_timeout::IdleTimeout, output::Output, response_body::reserve};
 pub(super) use self::{
     rejections::{Rejection, Rejections},
     shared_page::SharedPage,
@@ -43,7 +44,7 @@ pub(super) use self::{
 use super::{
     browser_security::secure,
     connections::{Connections, Slot},
-    grpc::wait_for_shutdown,
+    shutdown::wait_for_shutdown,
     tls::Tls,
 };
 use crate::{budget::Budget, metrics::LogThrottle};
@@ -255,7 +256,7 @@ async fn handle(State(output): State<Arc<Output>>, mut request: Request, next: N
     if response.status() == StatusCode::PAYLOAD_TOO_LARGE {
         output.rejections.record(Rejection::TooLarge);
     }
-    output.reserve(response, call).await
+    reserve(&output, response, call).await
 }
 
 fn reject(output: &Output, rejection: Rejection, is_grpc: bool) -> Response {

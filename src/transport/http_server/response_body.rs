@@ -6,104 +6,53 @@
 use std::{
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll, Wake, Waker, ready},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::{Error, body::Body, response::Response};
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
-use tokio::{sync::Semaphore, time::timeout};
+use tokio::time::timeout;
 
-use super::{
-    idle_timeout::Requests,
-    rejections::{Rejection, Rejections},
-    shared_page::Sent,
-};
-use crate::{
-    budget::{Budget, Reservation},
-    transport::connections::{CallGuard, Slot},
-};
+use super::{output::Output, rejections::Rejection, shared_page::Sent};
+use crate::{budget::Reservation, transport::connections::CallGuard};
 
 /// Size up to which a part of a response needs no reservation, in bytes, so that health checks need no memory.
 const SMALL_BYTES: usize = 1_024;
 /// Time for which a response waits until others have been sent.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Context of the responses of a connection.
-pub(super) struct Output {
-    pub(super) budget: Budget,
-    pub(super) rejections: Arc<Rejections>,
-    pub(super) slot: Arc<Slot>,
-    pub(super) requests: Arc<Requests>,
-    /// Bounds the number of waits for a reservation, on all connections of the listener.
-    pub(super) waiting: Arc<Semaphore>,
+/// Reserves the memory of a response that is complete, or of its first part. `call` ends with the response.
+pub(super) async fn reserve(output: &Arc<Output>, response: Response, call: CallGuard) -> Response {
+    if let Some(sent) = response.extensions().get::<Sent>() {
+        sent.record(output);
+        return response;
+    }
+    let (head, inner) = response.into_parts();
+    let mut body = ResponseBody { inner, output: Arc::clone(output), call: Some(call), next: Next::Nothing };
+    if !wait_for_first(output, &mut body).await {
+        output.rejections.record(Rejection::NoMemory);
+        return Rejection::NoMemory.response();
+    }
+    if body.is_complete() {
+        body.call = None;
+    }
+    Response::from_parts(head, Body::new(body))
 }
 
-impl Output {
-    /// Reserves the memory of a response that is complete, or of its first part. `call` ends with the response.
-    pub(super) async fn reserve(self: &Arc<Self>, response: Response, call: CallGuard) -> Response {
-        if let Some(sent) = response.extensions().get::<Sent>() {
-            sent.record(self);
-            return response;
-        }
-        let (head, inner) = response.into_parts();
-        let mut body = ResponseBody { inner, output: Arc::clone(self), call: Some(call), next: Next::Nothing };
-        if !self.wait_for_first(&mut body).await {
-            self.rejections.record(Rejection::NoMemory);
-            return Rejection::NoMemory.response();
-        }
-        if body.is_complete() {
-            body.call = None;
-        }
-        Response::from_parts(head, Body::new(body))
+/// Waits until the first part of a body is reserved. Returns false if it is not in time, or if too many others
+/// wait.
+async fn wait_for_first(output: &Output, body: &mut ResponseBody) -> bool {
+    let at_once = std::future::poll_fn(|context| Poll::Ready(body.poll_first(context))).await;
+    if let Poll::Ready(result) = at_once {
+        return result.is_ok();
     }
-
-    /// Closes the connection because its caller does not read a response.
-    pub(super) fn close_unread(&self) {
-        self.rejections.record(Rejection::Unread);
-        self.slot.close();
-    }
-
-    /// Waits until the first part of a body is reserved. Returns false if it is not in time, or if too many others
-    /// wait.
-    async fn wait_for_first(&self, body: &mut ResponseBody) -> bool {
-        let at_once = std::future::poll_fn(|context| Poll::Ready(body.poll_first(context))).await;
-        if let Poll::Ready(result) = at_once {
-            return result.is_ok();
-        }
-        let Ok(_waiting) = self.waiting.try_acquire() else {
-            return false;
-        };
-        let first = timeout(MEMORY_TIMEOUT, std::future::poll_fn(|context| body.poll_first(context))).await;
-        matches!(first, Ok(Ok(())))
-    }
-
-    /// Returns a reservation for a part of a response. A part that is larger than the budget gets the whole budget.
-    fn poll_grow(
-        self: &Arc<Self>,
-        reservation: &mut Reservation,
-        bytes: usize,
-        context: &Context<'_>,
-    ) -> Poll<Result<(), Rejection>> {
-        let bytes = bytes.min(self.budget.max_bytes());
-        if ready!(reservation.poll_grow(bytes, context)).is_err() {
-            return Poll::Ready(Err(Rejection::NoMemory));
-        }
-        // From now on, an eviction closes the connection.
-        let waker = Waker::from(Arc::clone(self));
-        match reservation.poll_evicted(&Context::from_waker(&waker)) {
-            Poll::Ready(_) => Poll::Ready(Err(Rejection::Unread)),
-            Poll::Pending => Poll::Ready(Ok(())),
-        }
-    }
-}
-
-/// Closes the connection, because the reservation of a response was evicted.
-impl Wake for Output {
-    fn wake(self: Arc<Self>) {
-        self.close_unread();
-    }
+    let Ok(_waiting) = output.waiting.try_acquire() else {
+        return false;
+    };
+    let first = timeout(MEMORY_TIMEOUT, std::future::poll_fn(|context| body.poll_first(context))).await;
+    matches!(first, Ok(Ok(())))
 }
 
 /// The body of a response.

@@ -9,7 +9,7 @@ use axum::{
 };
 use bytes::Bytes;
 
-use super::response_body::Output;
+use super::output::Output;
 
 /// Number of readers from which on those that have finished are removed.
 const MIN_READERS: usize = 64;

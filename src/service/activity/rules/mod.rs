@@ -9,9 +9,8 @@ use std::{
     sync::Arc,
 };
 
-use serde::{Deserialize, Serialize};
-
 use super::{
+    minutes::{AddedMinutes, MAX_MINUTES, Minute, add_minutes, rank, sum},
     query::RuleQuery,
     tables::{MAX_RULES, RuleReport},
     tree::{Hits, Tree, View},
@@ -21,8 +20,6 @@ use crate::{
     engine::{Outcomes, RuleHits, RuleTotals, Snapshot},
 };
 
-/// Number of minutes that are stored.
-pub(super) const MAX_MINUTES: usize = 60;
 /// Maximum number of rules with stored minutes. Above it, the rules with the fewest denied hits are omitted.
 const MAX_ACTIVE: usize = 12_000;
 /// Number of the last minutes by which rules are ranked.
@@ -46,7 +43,7 @@ pub struct RuleList {
     pub total_rows: usize,
     /// Number of rules among them.
     pub total_rules: usize,
-    /// The names of the instances whose activity is summed up.
+    /// The names of the instances that are summed up.
     pub instances: Vec<String>,
 }
 
@@ -71,38 +68,6 @@ pub struct RuleRow {
     pub overrides: u32,
     /// The outcomes of the candidate rules.
     pub candidate: Option<Outcomes>,
-}
-
-/// The requests and hits of a rule in one minute, or of several rules.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct Minute {
-    /// Denied requests.
-    pub denied_requests: u32,
-    /// Requests.
-    pub requests: u32,
-    /// Denied hits.
-    pub denied: u32,
-    /// Requested hits.
-    pub requested: u32,
-}
-
-impl Minute {
-    fn new(hits: &RuleHits) -> Self {
-        let count = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
-        Self {
-            denied_requests: count(hits.denied_requests),
-            requests: count(hits.requests),
-            denied: count(hits.denied),
-            requested: count(hits.requested),
-        }
-    }
-
-    fn add(&mut self, other: &Self) {
-        self.denied_requests = self.denied_requests.saturating_add(other.denied_requests);
-        self.requests = self.requests.saturating_add(other.requests);
-        self.denied = self.denied.saturating_add(other.denied);
-        self.requested = self.requested.saturating_add(other.requested);
-    }
 }
 
 /// The requests and hits of one rule in the last minutes.
@@ -209,7 +174,7 @@ impl RuleTable {
         reports
     }
 
-    /// Returns rows of the tree. `others` are the rules of other instances, whose activity is added.
+    /// Returns rows of the tree. The activity of `others`, the rules of other instances, is added.
     pub(super) fn list<'r>(
         &mut self,
         snapshot: &Arc<Snapshot>,
@@ -338,9 +303,6 @@ impl RuleTable {
     }
 }
 
-/// The minutes of other instances, by the id of the rule.
-pub(super) type AddedMinutes = HashMap<usize, Vec<Minute>>;
-
 /// Adds the activity of the rules of other instances, and returns their minutes.
 fn add_reports<'r>(tree: &Tree, hits: &mut [Hits], others: impl Iterator<Item = &'r RuleReport>) -> AddedMinutes {
     let mut added = AddedMinutes::new();
@@ -353,33 +315,6 @@ fn add_reports<'r>(tree: &Tree, hits: &mut [Hits], others: impl Iterator<Item = 
         add_minutes(added.entry(rule).or_default(), report.minutes.iter());
     }
     added
-}
-
-/// Adds finished minutes, the latest of which is the last one.
-fn add_minutes<'m>(sums: &mut Vec<Minute>, minutes: impl ExactSizeIterator<Item = &'m Minute>) {
-    sums.resize(MAX_MINUTES, Minute::default());
-    let first = MAX_MINUTES.saturating_sub(minutes.len());
-    for (sum, minute) in sums[first..].iter_mut().zip(minutes) {
-        sum.add(minute);
-    }
-}
-
-/// Sums minutes of a rule.
-fn sum(minutes: &VecDeque<Minute>) -> RuleHits {
-    let mut sum = RuleHits::default();
-    for minute in minutes {
-        sum.denied_requests += u64::from(minute.denied_requests);
-        sum.requests += u64::from(minute.requests);
-        sum.denied += u64::from(minute.denied);
-        sum.requested += u64::from(minute.requested);
-    }
-    sum
-}
-
-/// Returns the rank of a rule: its denied requests, then its requests.
-fn rank(minutes: &VecDeque<Minute>) -> (u64, u64) {
-    let sum = sum(minutes);
-    (sum.denied_requests, sum.requests)
 }
 
 /// Returns the age of a sample in microseconds.

@@ -20,17 +20,17 @@ use sluicegate_wire::{Fields, Malformed};
 use tokio::sync::watch;
 use tokio_util::sync::ReusableBoxFuture;
 
-use super::{
-    RequestError,
-    checker::Checker,
-    exact, feedback,
-    input::Input,
-    message::{self, Messages, PREFIX},
-    request_body::RequestBody,
-};
+use super::{exact, feedback, message_decider::MessageDecider};
 use crate::{
     budget::Exhausted,
     engine::{Feedback, Verdict},
+    transport::{
+        errors::RequestError,
+        grpc::{
+            Frames, Input, RequestBody,
+            message::{self, Messages, PREFIX},
+        },
+    },
 };
 
 /// Maximum number of checks of one stream or batch that are decided at the same time.
@@ -38,7 +38,7 @@ const MAX_IN_FLIGHT: usize = 4096;
 /// Size in bytes of the requests that are decided at the same time above which no further one is started.
 const MAX_IN_FLIGHT_BYTES: usize = 1 << 20;
 /// Maximum number of checks in a frame. A frame of 4 MiB could have two million empty ones.
-pub(super) const MAX_CHECKS: usize = 65_536;
+pub(in crate::transport) const MAX_CHECKS: usize = 65_536;
 /// Size in bytes above which a frame is not retained for the few requests in it that wait for the store.
 const LARGE_FRAME_BYTES: usize = 64 * 1024;
 /// Size at which a frame of responses is sent even if more responses are ready, so that the caller can begin to read.
@@ -100,7 +100,7 @@ type Deciding = ReusableBoxFuture<'static, Done>;
 
 /// The checks that are being decided, and the responses to those that are done.
 struct CheckQueue {
-    checker: Arc<Checker>,
+    decider: Arc<MessageDecider>,
     /// The checks of the last frame that have not been started.
     checks: vec::IntoIter<Check>,
     pending: FuturesUnordered<Deciding>,
@@ -115,9 +115,9 @@ struct CheckQueue {
 }
 
 impl CheckQueue {
-    fn new(checker: Arc<Checker>) -> Self {
+    fn new(decider: Arc<MessageDecider>) -> Self {
         let (checks, pending) = (Vec::new().into_iter(), FuturesUnordered::new());
-        Self { checker, checks, pending, pending_bytes: 0, is_large: false, spare: None, responses: Vec::new() }
+        Self { decider, checks, pending, pending_bytes: 0, is_large: false, spare: None, responses: Vec::new() }
     }
 
     fn add_frame(&mut self, frame: &Bytes) -> Result<(), RequestError> {
@@ -133,15 +133,15 @@ impl CheckQueue {
                 break;
             };
             let request_bytes = request.len();
-            let span = self.checker.span(&traceparent);
-            if let Some(memory) = self.checker.memory() {
-                let outcome = self.checker.decide_in(memory, &request, feedback, span);
+            let span = self.decider.span(&traceparent);
+            if let Some(memory) = self.decider.memory() {
+                let outcome = self.decider.decide_in(memory, &request, feedback, span);
                 self.add(&(id, request_bytes, outcome));
                 continue;
             }
             let request = if self.is_large { Bytes::copy_from_slice(&request) } else { request };
-            let checker = Arc::clone(&self.checker);
-            let deciding = async move { (id, request_bytes, checker.decide(request, feedback, span).await) };
+            let decider = Arc::clone(&self.decider);
+            let deciding = async move { (id, request_bytes, decider.decide(request, feedback, span).await) };
             let mut deciding = match self.spare.take() {
                 Some(mut spare) => {
                     spare.set(deciding);
@@ -183,10 +183,10 @@ impl CheckQueue {
 
     fn add(&mut self, (id, _, outcome): &Done) {
         if let Err(error) = outcome {
-            self.checker.errors().record(error);
+            self.decider.errors().record(error);
         }
         self.reserve_prefix();
-        exact::encode(*id, outcome, self.checker.response(), &mut self.responses);
+        exact::encode(*id, outcome, self.decider.response(), &mut self.responses);
     }
 
     /// Adds space for the prefix if there are no responses yet.
@@ -204,13 +204,13 @@ impl CheckQueue {
 }
 
 /// Decides one frame of checks, and returns all responses in one frame with its prefix.
-pub(super) async fn batch(
-    checker: Arc<Checker>,
+pub(in crate::transport) async fn batch(
+    decider: Arc<MessageDecider>,
     mut body: RequestBody,
     input: Arc<Input>,
 ) -> Result<Bytes, RequestError> {
-    let received = message::receive(Bytes::new(), &mut body, checker.limits().max_frame_bytes, &input).await?;
-    let mut queue = CheckQueue::new(checker);
+    let received = message::receive(Bytes::new(), &mut body, decider.limits().max_frame_bytes, &input).await?;
+    let mut queue = CheckQueue::new(decider);
     queue.add_frame(&received.message)?;
     queue.reserve_prefix();
     poll_fn(|context| {
@@ -231,7 +231,7 @@ pub(super) async fn batch(
 }
 
 /// The body of a stream's response. Polling the body drives the checks.
-pub(super) struct ResponseStream {
+pub(in crate::transport) struct ResponseStream {
     queue: CheckQueue,
     /// The frames of the request. `None` after their end, or if no more are to be read.
     frames: Option<Messages>,
@@ -245,21 +245,36 @@ pub(super) struct ResponseStream {
 
 impl ResponseStream {
     /// Creates the response to a stream of frames. When `leaving` is true, no further frames are read.
-    pub(super) fn new(checker: Arc<Checker>, frames: Messages, mut leaving: watch::Receiver<bool>) -> Self {
+    pub(in crate::transport) fn new(
+        decider: Arc<MessageDecider>,
+        frames: Messages,
+        mut leaving: watch::Receiver<bool>,
+    ) -> Self {
         let leaving = Box::pin(async move {
             let _ = leaving.wait_for(|leaving| *leaving).await;
         });
-        Self { queue: CheckQueue::new(checker), frames: Some(frames), was_full: false, leaving, end: Ok(()) }
+        Self { queue: CheckQueue::new(decider), frames: Some(frames), was_full: false, leaving, end: Ok(()) }
     }
 
-    /// Returns the next frame of responses. The last frame contains the trailers.
-    pub(super) fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>> {
+    /// Reads no more checks. Started checks are still decided and answered.
+    fn stop(&mut self, end: Result<(), RequestError>) {
+        if let Err(error) = &end {
+            self.queue.decider.errors().record(error);
+        }
+        self.end = end;
+        self.frames = None;
+        self.queue.checks = Vec::new().into_iter();
+    }
+}
+
+impl Frames for ResponseStream {
+    fn poll_frame(&mut self, context: &mut Context<'_>) -> Poll<Frame<Bytes>> {
         if self.frames.is_some() && self.leaving.as_mut().poll(context).is_ready() {
             // As the protocol specifies, checks that have not been started are not decided.
             self.stop(Ok(()));
         }
         if let Poll::Ready(error) = self.poll_evicted(context) {
-            self.stop(Err(message::dropped(error)));
+            self.stop(Err(RequestError::from(error)));
         }
         if mem::take(&mut self.was_full) {
             // The connection sends the full frame before the next one is built.
@@ -282,7 +297,7 @@ impl ResponseStream {
                     false => Poll::Pending,
                 };
             };
-            match ready!(frames.poll_next(context, self.queue.checker.limits().max_frame_bytes)) {
+            match ready!(frames.poll_next(context, self.queue.decider.limits().max_frame_bytes)) {
                 Ok(Some(frame)) => {
                     if let Err(error) = self.queue.add_frame(&frame) {
                         self.stop(Err(error));
@@ -294,29 +309,18 @@ impl ResponseStream {
         }
     }
 
-    /// Completes if the memory of an unfinished frame is needed for others.
-    pub(super) fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
+    fn poll_evicted(&self, context: &Context<'_>) -> Poll<Exhausted> {
         match &self.frames {
             Some(frames) => frames.poll_evicted(context),
             None => Poll::Pending,
         }
     }
-
-    /// Reads no more checks. Started checks are still decided and answered.
-    fn stop(&mut self, end: Result<(), RequestError>) {
-        if let Err(error) = &end {
-            self.queue.checker.errors().record(error);
-        }
-        self.end = end;
-        self.frames = None;
-        self.queue.checks = Vec::new().into_iter();
-    }
 }
 
 /// Decides a frame with a store that never waits, and returns the frame of responses, for a fuzz target.
 #[cfg(any(test, fuzzing))]
-pub(super) fn decide_frame(checker: &Arc<Checker>, frame: &Bytes) -> Result<Bytes, RequestError> {
-    let mut queue = CheckQueue::new(Arc::clone(checker));
+pub(in crate::transport) fn decide_frame(decider: &Arc<MessageDecider>, frame: &Bytes) -> Result<Bytes, RequestError> {
+    let mut queue = CheckQueue::new(Arc::clone(decider));
     queue.add_frame(frame)?;
     queue.reserve_prefix();
     queue.advance(&mut Context::from_waker(std::task::Waker::noop()), usize::MAX);

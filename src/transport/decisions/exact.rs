@@ -3,11 +3,14 @@
 use sluicegate_proto::sluicegate::v1;
 use sluicegate_wire::Writer;
 
-use super::{RequestError, ResponseSettings, encode::unit, headers};
-use crate::engine::{Code, CurrentLimit, Decider, Grant, Micros, OverrideKind, Status, Verdict, overrides::Mode};
+use super::{ResponseSettings, encode::unit, headers};
+use crate::{
+    engine::{Code, CurrentLimit, Decider, Grant, Micros, OverrideKind, Status, Verdict, overrides::Mode},
+    transport::errors::RequestError,
+};
 
 /// Appends one of the `responses` of a `ResponseFrame`: `id`, and `verdict` or `error`.
-pub(super) fn encode(
+pub(in crate::transport) fn encode(
     id: u64,
     outcome: &Result<Verdict, RequestError>,
     settings: &ResponseSettings,

@@ -10,7 +10,7 @@ use crate::engine::{Verdict, headers};
 
 /// Writes the headers of a response as its field 3, if they are enabled and a limit applied. `RateLimitResponse` and
 /// `CheckResponse` have the same field.
-pub(super) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
+pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
     if !settings.headers {
         return;
     }

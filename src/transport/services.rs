@@ -1,8 +1,9 @@
-//! [`Handler`]: dispatches the calls of connections to `ShouldRateLimit`, to the streams of quotas, to the methods of
+//! [`Services`]: passes the calls of connections to `ShouldRateLimit`, to the streams of quotas, to the methods of
 //! `sluicegate.v1`, or to tonic.
+//!
+//! Calls that decide do not use tonic's router and codec. All other services (health, reflection, resources) do.
 
 use std::{
-    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -28,16 +29,15 @@ use tonic_reflection::server::Builder;
 use tower_service::Service;
 
 use super::{
-    CallerErrors, Limits, QuotaService, RequestError, ResourceService, ResponseSettings,
-    checker::Checker,
-    feedback,
-    input::{Input, TONIC_MESSAGE_BYTES},
-    message::{self, Messages},
-    request_body::{RequestBody, TonicBody},
-    response::Response,
-    stream::{self, ResponseStream},
+    CallerErrors, QuotaService, ResourceService, ResponseSettings,
+    decisions::{MessageDecider, ResponseStream, batch, feedback},
+    errors::RequestError,
+    grpc::{
+        Answer, Input, Limits, Methods, RequestBody, Response, TONIC_MESSAGE_BYTES, TonicBody,
+        message::{self, Messages},
+    },
 };
-use crate::{service::Check, telemetry::Traces};
+use crate::{service::Decisions, telemetry::Traces};
 
 /// Path of the method that receives a hundred thousand calls per second.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
@@ -66,50 +66,21 @@ enum Method {
     StreamQuotas,
 }
 
-/// The response to a call that has to wait.
-pub(super) type ResponseFuture = Pin<Box<dyn Future<Output = Response> + Send>>;
-
-/// Whether a call is answered at once.
-pub(super) enum Decided {
-    Now(Response),
-    Later(ResponseFuture),
-    /// The call is served by tonic, and can wait for long.
-    ByTonic(ResponseFuture),
-}
-
 /// The services of one worker.
-pub struct Handler {
-    checker: Arc<Checker>,
+pub struct Services {
+    decider: Arc<MessageDecider>,
     quotas: QuotaService,
     tonic_services: Routes,
 }
 
-impl Handler {
-    /// Creates a handler.
-    #[must_use]
-    pub fn new(
-        check: Check,
-        limits: Limits,
-        response: ResponseSettings,
-        traces: Traces,
-        quotas: QuotaService,
-        tonic_services: Routes,
-        errors: Arc<CallerErrors>,
-    ) -> Arc<Self> {
-        let checker = Arc::new(Checker::new(check, limits, response, traces, errors));
-        Arc::new(Self { checker, quotas, tonic_services })
-    }
-
-    /// Handles one call.
-    ///
-    /// `leaving` becomes true when the connection is to be closed. Streams, which would keep it open, then end.
-    pub(super) fn call(
+impl Methods for Services {
+    fn call(
         &self,
         request: Request<RequestBody>,
         context: &mut Context<'_>,
         leaving: &watch::Sender<bool>,
         input: &Arc<Input>,
-    ) -> Decided {
+    ) -> Answer {
         let method = match request.uri().path() {
             SHOULD_RATE_LIMIT => Method::ShouldRateLimit,
             STREAM => Method::Stream,
@@ -118,25 +89,42 @@ impl Handler {
             _ => return self.call_other(request, input),
         };
         if let Err(error) = check_head(&request) {
-            return Decided::Now(Response::Error(error));
+            return Answer::Now(Response::Error(error));
         }
         match method {
             Method::ShouldRateLimit => self.should_rate_limit(request, context, input),
             Method::Stream => {
                 let frames = Messages::new(request.into_body(), Arc::clone(input));
-                let stream = ResponseStream::new(Arc::clone(&self.checker), frames, leaving.subscribe());
-                Decided::Now(Response::Stream(Box::new(stream)))
+                let stream = ResponseStream::new(Arc::clone(&self.decider), frames, leaving.subscribe());
+                Answer::Now(Response::Frames(Box::new(stream)))
             }
             Method::Batch => {
-                let frame = stream::batch(Arc::clone(&self.checker), request.into_body(), Arc::clone(input));
+                let frame = batch(Arc::clone(&self.decider), request.into_body(), Arc::clone(input));
                 let response = frame.map_ok(|data| Response::Message { data, metadata: None });
-                Decided::Later(Box::pin(response.map(into_response)))
+                Answer::Later(Box::pin(response.map(into_response)))
             }
             Method::StreamQuotas => {
                 let messages = self.quotas.start(request, leaving.subscribe(), Arc::clone(input));
-                Decided::Now(Response::Messages(messages))
+                Answer::Now(Response::Messages(messages))
             }
         }
+    }
+}
+
+impl Services {
+    /// Creates the services.
+    #[must_use]
+    pub fn new(
+        decisions: Decisions,
+        limits: Limits,
+        response: ResponseSettings,
+        traces: Traces,
+        quotas: QuotaService,
+        tonic_services: Routes,
+        errors: Arc<CallerErrors>,
+    ) -> Arc<Self> {
+        let decider = Arc::new(MessageDecider::new(decisions, limits, response, traces, errors));
+        Arc::new(Self { decider, quotas, tonic_services })
     }
 
     /// Decides one request of Envoy's protocol.
@@ -148,41 +136,41 @@ impl Handler {
         request: Request<RequestBody>,
         context: &mut Context<'_>,
         input: &Arc<Input>,
-    ) -> Decided {
-        let span = self.checker.span_of(request.headers());
+    ) -> Answer {
+        let span = self.decider.span_of(request.headers());
         let feedback = match feedback::read_metadata(request.headers()) {
             Ok(feedback) => feedback,
-            Err(error) => return Decided::Now(Response::Error(error)),
+            Err(error) => return Answer::Now(Response::Error(error)),
         };
         let mut body = request.into_body();
         // The first data is nearly always the whole message.
         let received = match body.poll_data(context) {
             Poll::Ready(Some(Ok(data))) => data,
-            Poll::Ready(Some(Err(error))) => return Decided::Now(Response::Error(message::failed_to_read(&error))),
+            Poll::Ready(Some(Err(error))) => return Answer::Now(Response::Error(message::failed_to_read(&error))),
             Poll::Ready(None) | Poll::Pending => Bytes::new(),
         };
-        let max = self.checker.limits().max_message_bytes;
+        let max = self.decider.limits().max_message_bytes;
         if body.is_complete() {
             body.release(received.len());
         }
-        if let Some(memory) = self.checker.memory()
+        if let Some(memory) = self.decider.memory()
             && body.is_complete()
         {
             let response = message::unframe(&received, max)
-                .and_then(|message| self.checker.respond_in(memory, &message, feedback, span));
-            return Decided::Now(into_response(response));
+                .and_then(|message| self.decider.respond_in(memory, &message, feedback, span));
+            return Answer::Now(into_response(response));
         }
-        let (checker, input) = (Arc::clone(&self.checker), Arc::clone(input));
-        Decided::Later(Box::pin(async move {
+        let (decider, input) = (Arc::clone(&self.decider), Arc::clone(input));
+        Answer::Later(Box::pin(async move {
             let response = async {
                 let received = message::receive(received, &mut body, max, &input).await?;
-                checker.respond(&received.message, feedback, span).await
+                decider.respond(&received.message, feedback, span).await
             };
             into_response(response.await)
         }))
     }
 
-    fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Decided {
+    fn call_other(&self, request: Request<RequestBody>, input: &Arc<Input>) -> Answer {
         let path = request.uri().path();
         if let Some(old) = OLD_SERVICES.into_iter().find(|old| path.starts_with(old)) {
             let reason = format!(
@@ -190,13 +178,13 @@ impl Handler {
                  transport_api_version: V3",
                 old.trim_matches('/')
             );
-            return Decided::Now(Response::Error(RequestError::unsupported(reason)));
+            return Answer::Now(Response::Error(RequestError::unsupported(reason)));
         }
         let mut tonic_services = self.tonic_services.clone();
         let (head, body) = request.into_parts();
         let body = tonic::body::Body::new(TonicBody::new(body, input.message()));
         let request = head_for_tonic(head).map(|()| body);
-        Decided::ByTonic(Box::pin(async move {
+        Answer::ByTonic(Box::pin(async move {
             match tonic_services.call(request).await {
                 Ok(response) => Response::Tonic(Box::new(response)),
                 Err(never) => match never {},

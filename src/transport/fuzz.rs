@@ -23,17 +23,17 @@ use tokio::{
 };
 
 use super::{
-    Handler, Limits, QuotaService, RequestError, ResourceService, ResponseSettings, Settings,
-    any_authority::AnyAuthority,
-    build_tonic_services,
-    checker::Checker,
-    connection::{ConnectionContext, serve_http2},
-    decode::{decode, decode_by_hand, decode_with_prost},
-    input::Budgets,
-    message::{PREFIX, unframe},
+    QuotaService, ResourceService, ResponseSettings, Services, build_tonic_services,
+    connections::Connections,
+    decisions::{MAX_CHECKS, MessageDecider, decide_frame, decode, decode_by_hand, decode_with_prost},
+    errors::RequestError,
+    grpc::{
+        AnyAuthority, Budgets, ConnectionContext, Limits, Response, Settings,
+        message::{PREFIX, unframe},
+        serve_http2,
+    },
+    input::Settings as InputSettings,
     quotas,
-    response::Response,
-    stream,
     texts::readable,
 };
 use crate::{
@@ -41,17 +41,16 @@ use crate::{
     metrics::WorkerId,
     rules::{Options, SourceFile, source::Source},
     service::{
-        Check, Clock, Quotas, ResourceReports, check,
+        Clock, Decisions, Quotas, ResourceReports, decisions,
         quotas::{BucketAction, Settings as QuotaSettings},
         reload::Reloader,
     },
     store::{AnyStore, Memory, memory},
     telemetry::Traces,
-    transport::{connections::Connections, input::Settings as InputSettings},
 };
 
 /// Rules with each kind of limit.
-const RULES: &str = include_str!("../../../fuzz/rules.yaml");
+const RULES: &str = include_str!("../../fuzz/rules.yaml");
 /// The preface of a client, which every connection begins with.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// The overall code of a request that is denied.
@@ -81,8 +80,8 @@ thread_local! {
 /// The service of one thread, with counters in memory.
 struct Service {
     runtime: Runtime,
-    checker: Arc<Checker>,
-    handler: Arc<Handler>,
+    decider: Arc<MessageDecider>,
+    handler: Arc<Services>,
     quotas: Quotas,
     /// Dropped with the service, so that streams do not end before.
     _stop: watch::Sender<bool>,
@@ -113,33 +112,40 @@ impl Service {
             settings: Arc::default(),
         };
         let reports = ResourceReports { engine: engine.clone(), clock: clock.clone(), resources: Arc::default() };
-        let check = Check { engine, clock, metrics: check::Metrics::new(1), recorder: None };
+        let decisions = Decisions { engine, clock, metrics: decisions::Metrics::new(1), recorder: None };
         let response = ResponseSettings { headers: true, dynamic_metadata: true, ..ResponseSettings::default() };
         let runtime = runtime::Builder::new_current_thread().enable_all().build();
         let runtime = runtime.unwrap_or_else(|error| panic!("{error}"));
         let (stop, stopping) = watch::channel(false);
-        let quotas = Quotas::new(check.engine.clone(), check.clock.clone(), QuotaSettings::default());
+        let quotas = Quotas::new(decisions.engine.clone(), decisions.clock.clone(), QuotaSettings::default());
         let services = async {
             let (_, tonic_services) = build_tonic_services(ResourceService::new(reports)).await;
             (QuotaService::new(quotas.clone(), Limits::default(), Arc::default(), stopping), tonic_services)
         };
         let (quota_service, tonic_services) = runtime.block_on(services);
-        let checker = Arc::new(Checker::new(
-            check.clone(),
+        let decider = Arc::new(MessageDecider::new(
+            decisions.clone(),
             Limits::default(),
             response.clone(),
             Traces::default(),
             Arc::default(),
         ));
-        let handler =
-            Handler::new(check, LIMITS, response, Traces::default(), quota_service, tonic_services, Arc::default());
-        Self { runtime, checker, handler, quotas, _stop: stop }
+        let handler = Services::new(
+            decisions,
+            LIMITS,
+            response,
+            Traces::default(),
+            quota_service,
+            tonic_services,
+            Arc::default(),
+        );
+        Self { runtime, decider, handler, quotas, _stop: stop }
     }
 
     fn respond(&self, message: &[u8]) -> Result<Response, RequestError> {
         let memory =
-            self.checker.memory().ok_or_else(|| RequestError::unavailable("the counters are not in memory"))?;
-        self.checker.respond_in(memory, message, Vec::new(), None)
+            self.decider.memory().ok_or_else(|| RequestError::unavailable("the counters are not in memory"))?;
+        self.decider.respond_in(memory, message, Vec::new(), None)
     }
 
     /// Serves a connection until its caller ends it, as on a Unix socket or on TCP. Other callers hold all memory for
@@ -235,7 +241,7 @@ fn write_entry(entries: &mut Writer<'_>, key: &[u8], value: &[u8]) {
 /// Decides a frame of checks. Each check that prost reads must have one response with its id, unless there are too many.
 pub fn check_frame(input: &[u8]) {
     Service::with(|service| {
-        let responses = stream::decide_frame(&service.checker, &Bytes::copy_from_slice(input));
+        let responses = decide_frame(&service.decider, &Bytes::copy_from_slice(input));
         opt_out(|| compare_ids(input, &responses));
     });
 }
@@ -247,7 +253,7 @@ fn compare_ids(frame: &[u8], responses: &Result<Bytes, RequestError>) {
     };
     let bytes = match responses {
         Ok(bytes) => bytes.clone(),
-        Err(_) if frame.checks.len() > stream::MAX_CHECKS => return,
+        Err(_) if frame.checks.len() > MAX_CHECKS => return,
         Err(_) => Bytes::new(),
     };
     let responses = v1::ResponseFrame::decode(bytes).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! [`Check`]: validates a request, decides it at the current time, and measures how long the decision took.
+//! [`Decisions`]: validates a request, decides it at the current time, and measures how long the decision took.
 
 use std::{
     sync::Arc,
@@ -14,7 +14,7 @@ use crate::{
 
 /// Error returned when a request has no verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum CheckError {
+pub enum DecisionError {
     /// The domain is empty.
     #[error("rate limit domain must not be empty")]
     NoDomain,
@@ -29,7 +29,7 @@ pub enum CheckError {
 /// The label that envoyproxy/ratelimit gives to the method.
 const METHOD: [(&str, &str); 1] = [("grpc_method", "ShouldRateLimit")];
 
-/// Metrics of the checks.
+/// Metrics of the decisions.
 pub struct Metrics {
     latency: Arc<Histogram>,
     denied: Counter,
@@ -108,7 +108,7 @@ impl Metrics {
 
 /// Decides the requests of one worker.
 #[derive(Clone)]
-pub struct Check {
+pub struct Decisions {
     /// The engine that decides.
     pub engine: Engine<AnyStore>,
     /// The clock.
@@ -119,7 +119,7 @@ pub struct Check {
     pub recorder: Option<Arc<Recorder>>,
 }
 
-impl Check {
+impl Decisions {
     /// Records the trace of a decided request as an exemplar of the histogram.
     pub fn record_exemplar(&self, took: Duration, trace: TraceId) {
         self.metrics.latency.record_exemplar(took, trace, Duration::from_micros(self.clock.now().get()));
@@ -130,9 +130,9 @@ impl Check {
     /// # Errors
     ///
     /// Returns an error if the request has no domain or no descriptors, or if the engine cannot decide.
-    pub async fn check(&self, request: &Request<'_>) -> Result<Verdict, CheckError> {
+    pub async fn decide(&self, request: &Request<'_>) -> Result<Verdict, DecisionError> {
         if let Some(memory) = self.engine.store.memory() {
-            return self.check_in(memory, request);
+            return self.decide_in(memory, request);
         }
         self.validate(request)?;
         let (started, now) = (Instant::now(), self.clock.now());
@@ -149,18 +149,18 @@ impl Check {
     /// # Errors
     ///
     /// Returns an error if the request has no domain or no descriptors, or if the engine cannot decide.
-    pub fn check_in(&self, memory: &Memory, request: &Request<'_>) -> Result<Verdict, CheckError> {
+    pub fn decide_in(&self, memory: &Memory, request: &Request<'_>) -> Result<Verdict, DecisionError> {
         self.validate(request)?;
         let (started, now) = (Instant::now(), self.clock.now());
         let verdict = self.engine.decide_in(memory, request, now);
         self.finish(request, verdict, started, now)
     }
 
-    fn validate(&self, request: &Request<'_>) -> Result<(), CheckError> {
+    fn validate(&self, request: &Request<'_>) -> Result<(), DecisionError> {
         let error = if request.domain.is_empty() {
-            CheckError::NoDomain
+            DecisionError::NoDomain
         } else if request.descriptors.is_empty() {
-            CheckError::NoDescriptors
+            DecisionError::NoDescriptors
         } else {
             return Ok(());
         };
@@ -175,7 +175,7 @@ impl Check {
         verdict: Result<Verdict, DecideError>,
         started: Instant,
         now: Micros,
-    ) -> Result<Verdict, CheckError> {
+    ) -> Result<Verdict, DecisionError> {
         self.metrics.latency.record(self.engine.worker, started.elapsed());
         if let Some(recorder) = &self.recorder {
             recorder.record(self.engine.worker, request, verdict.as_ref().ok(), now);
@@ -185,7 +185,7 @@ impl Check {
         }
         verdict.map_err(|error| {
             self.metrics.undecided.add(self.engine.worker, 1);
-            CheckError::Undecided(error)
+            DecisionError::Undecided(error)
         })
     }
 }

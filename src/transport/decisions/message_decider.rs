@@ -1,21 +1,25 @@
-//! [`Checker`]: decodes and decides requests, and records the traces of their decisions.
+//! [`MessageDecider`]: decodes and decides requests, and records the traces of their decisions.
 
 use std::{borrow::Cow, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::{
-    CallerErrors, Limits, RequestError, ResponseSettings, decode, encode, feedback,
-    message::{PREFIX, check_size, with_prefix},
-    response::Response,
-    texts::readable,
-};
+use super::{ResponseSettings, decode, encode, feedback};
 use crate::{
     engine::{self, Code, Feedback, MAX_PLAIN_BYTES, Verdict},
-    service::{Check, CheckError},
+    service::{DecisionError, Decisions},
     store::Memory,
     telemetry::{Span, Traces},
+    transport::{
+        CallerErrors,
+        errors::RequestError,
+        grpc::{
+            Limits, Response,
+            message::{PREFIX, check_size, with_prefix},
+        },
+        texts::readable,
+    },
 };
 
 /// Metadata of a response to a shed request. Envoy's protocol has no field for this.
@@ -25,32 +29,32 @@ const SHED_HEADER: HeaderName = HeaderName::from_static("sluicegate-shed");
 const INITIAL_CAPACITY: usize = 64;
 
 /// Decides the requests of one worker, for unary calls and for streams.
-pub(super) struct Checker {
-    check: Check,
+pub(in crate::transport) struct MessageDecider {
+    decisions: Decisions,
     limits: Limits,
     response: ResponseSettings,
     traces: Traces,
     errors: Arc<CallerErrors>,
 }
 
-impl Checker {
-    pub(super) const fn new(
-        check: Check,
+impl MessageDecider {
+    pub(in crate::transport) const fn new(
+        decisions: Decisions,
         limits: Limits,
         response: ResponseSettings,
         traces: Traces,
         errors: Arc<CallerErrors>,
     ) -> Self {
-        Self { check, limits, response, traces, errors }
+        Self { decisions, limits, response, traces, errors }
     }
 
     /// Returns the store if its counters are in memory, so that decisions need not wait.
-    pub(super) fn memory(&self) -> Option<&Memory> {
-        self.check.engine.store.memory()
+    pub(in crate::transport) fn memory(&self) -> Option<&Memory> {
+        self.decisions.engine.store.memory()
     }
 
     /// Decides one check of a frame, and waits for the store.
-    pub(super) async fn decide(
+    pub(in crate::transport) async fn decide(
         &self,
         request: Bytes,
         feedback: Vec<Feedback>,
@@ -58,11 +62,11 @@ impl Checker {
     ) -> Result<Verdict, RequestError> {
         check_size(request.len(), self.limits.max_message_bytes)?;
         let message = self.readable(&request)?;
-        self.check(&message, feedback, span).await
+        self.decide_readable(&message, feedback, span).await
     }
 
     /// Decides one check of a frame with counters in memory.
-    pub(super) fn decide_in(
+    pub(in crate::transport) fn decide_in(
         &self,
         memory: &Memory,
         request: &Bytes,
@@ -71,23 +75,23 @@ impl Checker {
     ) -> Result<Verdict, RequestError> {
         check_size(request.len(), self.limits.max_message_bytes)?;
         let message = self.readable(request)?;
-        self.check_in(memory, &message, feedback, span)
+        self.decide_readable_in(memory, &message, feedback, span)
     }
 
     /// Decides one request, waits for the store, and encodes the response of Envoy's protocol.
-    pub(super) async fn respond(
+    pub(in crate::transport) async fn respond(
         &self,
         message: &[u8],
         feedback: Vec<Feedback>,
         span: Option<Span>,
     ) -> Result<Response, RequestError> {
         let message = &*self.readable(message)?;
-        let verdict = self.check(message, feedback, span).await?;
+        let verdict = self.decide_readable(message, feedback, span).await?;
         Ok(self.encode(message, &verdict))
     }
 
     /// Decides one request with counters in memory, and encodes the response of Envoy's protocol.
-    pub(super) fn respond_in(
+    pub(in crate::transport) fn respond_in(
         &self,
         memory: &Memory,
         message: &[u8],
@@ -95,7 +99,7 @@ impl Checker {
         span: Option<Span>,
     ) -> Result<Response, RequestError> {
         let message = &*self.readable(message)?;
-        let verdict = self.check_in(memory, message, feedback, span)?;
+        let verdict = self.decide_readable_in(memory, message, feedback, span)?;
         Ok(self.encode(message, &verdict))
     }
 
@@ -122,14 +126,14 @@ impl Checker {
     }
 
     /// Decides one request, and waits for the store. Its texts must be readable.
-    async fn check(
+    async fn decide_readable(
         &self,
         message: &[u8],
         feedback: Vec<Feedback>,
         mut span: Option<Span>,
     ) -> Result<Verdict, RequestError> {
         let request = self.decode(message, feedback, &mut span)?;
-        let verdict = self.check.check(&request).await;
+        let verdict = self.decisions.decide(&request).await;
         if let Some(span) = span {
             self.end_span(span, request.domain, &verdict);
         }
@@ -137,7 +141,7 @@ impl Checker {
     }
 
     /// Decides one request with counters in memory. Its texts must be readable.
-    fn check_in(
+    fn decide_readable_in(
         &self,
         memory: &Memory,
         message: &[u8],
@@ -145,7 +149,7 @@ impl Checker {
         mut span: Option<Span>,
     ) -> Result<Verdict, RequestError> {
         let request = self.decode(message, feedback, &mut span)?;
-        let verdict = self.check.check_in(memory, &request);
+        let verdict = self.decisions.decide_in(memory, &request);
         if let Some(span) = span {
             self.end_span(span, request.domain, &verdict);
         }
@@ -169,11 +173,11 @@ impl Checker {
         Ok(engine::Request { feedback, ..request })
     }
 
-    fn end_span(&self, span: Span, domain: &str, verdict: &Result<Verdict, CheckError>) {
+    fn end_span(&self, span: Span, domain: &str, verdict: &Result<Verdict, DecisionError>) {
         // Invalid requests have no timing.
         if verdict.is_ok() {
             let (took, trace) = span.timing();
-            self.check.record_exemplar(took, trace);
+            self.decisions.record_exemplar(took, trace);
         }
         let outcome = match verdict {
             Ok(Verdict { overall: Code::Ok, .. }) => "ok",
@@ -184,24 +188,24 @@ impl Checker {
     }
 
     /// Starts a span for one check of a frame, if it is traced.
-    pub(super) fn span(&self, traceparent: &str) -> Option<Span> {
+    pub(in crate::transport) fn span(&self, traceparent: &str) -> Option<Span> {
         self.traces.start_from(traceparent)
     }
 
     /// Starts a span for a unary call, if it is traced.
-    pub(super) fn span_of(&self, headers: &HeaderMap) -> Option<Span> {
+    pub(in crate::transport) fn span_of(&self, headers: &HeaderMap) -> Option<Span> {
         self.traces.start(headers)
     }
 
-    pub(super) fn errors(&self) -> &CallerErrors {
+    pub(in crate::transport) fn errors(&self) -> &CallerErrors {
         &self.errors
     }
 
-    pub(super) fn limits(&self) -> &Limits {
+    pub(in crate::transport) fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    pub(super) fn response(&self) -> &ResponseSettings {
+    pub(in crate::transport) fn response(&self) -> &ResponseSettings {
         &self.response
     }
 }

@@ -10,7 +10,7 @@ use std::{borrow::Cow, fmt::Write};
 
 use sluicegate_wire::{Fields, Malformed, Value, Writer};
 
-use crate::engine::ends_like_bounded;
+use crate::engine::{bounded, ends_like_bounded};
 
 /// Returns the text that stands for the bytes of a caller.
 pub(crate) fn text_of(bytes: &[u8]) -> Cow<'_, str> {
@@ -18,6 +18,18 @@ pub(crate) fn text_of(bytes: &[u8]) -> Cow<'_, str> {
         Ok(text) if !is_ambiguous(text) => text.into(),
         Ok(_) | Err(_) => escaped(bytes).into(),
     }
+}
+
+/// Returns the domain of a `RateLimitRequest`, for the log.
+pub(super) fn domain_of(message: &[u8]) -> String {
+    let mut domain = String::new();
+    for field in Fields::new(message) {
+        let Ok((1, value)) = field else {
+            continue;
+        };
+        domain = bounded(&text_of(value.bytes().unwrap_or_default())).into_owned();
+    }
+    domain
 }
 
 /// Returns whether a text looks like one that [`escaped`] or [`bounded`](crate::engine::bounded) wrote.

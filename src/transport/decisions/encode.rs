@@ -21,7 +21,12 @@ use crate::{
 };
 
 /// Appends the encoded response. `request` is the encoded request, which the dynamic metadata contains.
-pub(crate) fn encode(verdict: &Verdict, request: &[u8], settings: &ResponseSettings, response: &mut Vec<u8>) {
+pub(in crate::transport) fn encode(
+    verdict: &Verdict,
+    request: &[u8],
+    settings: &ResponseSettings,
+    response: &mut Vec<u8>,
+) {
     let mut message = Writer(response);
     message.number(1, code(verdict.overall));
     for status in &verdict.statuses {
@@ -82,7 +87,7 @@ fn encode_grant(grant: Grant, message: &mut Writer<'_>) {
 }
 
 /// Returns the unit and its multiplier. The protocol has no unit for requests in flight.
-pub(super) fn unit(measure: Measure) -> (rate_limit::Unit, u32) {
+pub(in crate::transport) fn unit(measure: Measure) -> (rate_limit::Unit, u32) {
     let Measure::Rate { unit, multiplier } = measure else {
         return (rate_limit::Unit::Unknown, 1);
     };

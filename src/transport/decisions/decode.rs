@@ -7,14 +7,14 @@ use sluicegate_proto::envoy::r#type::v3::RateLimitUnit;
 use sluicegate_wire::{Fields, Malformed, Value};
 use smallvec::SmallVec;
 
-use super::{Limits, RequestError};
 use crate::{
     engine::{Descriptor, Request, bound_hits},
     rules::{Entry, Limit, Unit},
+    transport::{errors::RequestError, grpc::Limits},
 };
 
 /// Decodes a request: `domain`, `descriptors`, `hits_addend`.
-pub(crate) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'m>, RequestError> {
+pub(in crate::transport) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'m>, RequestError> {
     let (mut domain, mut hits) = ("", 0);
     // Descriptors are decoded at the end, because those without hits of their own use those of the request.
     let mut descriptors = SmallVec::<[Fields<'m>; 4]>::new();
@@ -147,7 +147,7 @@ type Decoded = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, crat
 
 /// Decodes with [`decode`].
 #[cfg(any(test, fuzzing))]
-pub(super) fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
+pub(in crate::transport) fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
     let max = usize::MAX;
     let limits = Limits { max_descriptors: max, max_entries: max, max_text_bytes: max, ..Limits::default() };
     let request = decode(message, &limits).ok()?;
@@ -161,7 +161,7 @@ pub(super) fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
 
 /// Decodes with prost, which [`decode`] must agree with.
 #[cfg(any(test, fuzzing))]
-pub(super) fn decode_with_prost(message: &[u8]) -> Option<Decoded> {
+pub(in crate::transport) fn decode_with_prost(message: &[u8]) -> Option<Decoded> {
     use prost::Message;
     use sluicegate_proto::envoy::service::ratelimit::v3::RateLimitRequest;
 

@@ -2,47 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use sluicegate_wire::Fields;
-
-use super::{RequestError, texts::text_of};
+use super::request_error::{ErrorKind, RequestError};
 use crate::{
-    engine::{MAX_PLAIN_BYTES, Request, bounded},
+    engine::{MAX_PLAIN_BYTES, Request},
     metrics::{Instrument, Label, LogThrottle, Meter, observe_counter},
+    transport::texts::domain_of,
 };
-
-/// Kind of an error that a caller causes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ErrorKind {
-    /// The message cannot be decoded or decompressed.
-    Malformed,
-    /// The call or its message breaks a rule that only the configuration of a caller can break.
-    Invalid,
-    /// The message is larger than the maximum.
-    TooLarge,
-    /// The compression, or the version of the protocol, is not supported.
-    Unsupported,
-    /// The message was not complete, and no further bytes arrived for too long.
-    Stalled,
-    /// The memory of the call was needed for others.
-    Dropped,
-}
-
-impl ErrorKind {
-    const ALL: [Self; 6] =
-        [Self::Malformed, Self::Invalid, Self::TooLarge, Self::Unsupported, Self::Stalled, Self::Dropped];
-
-    /// Returns the label in the metric.
-    const fn name(self) -> &'static str {
-        match self {
-            Self::Malformed => "malformed",
-            Self::Invalid => "invalid",
-            Self::TooLarge => "too_large",
-            Self::Unsupported => "unsupported",
-            Self::Stalled => "stalled",
-            Self::Dropped => "dropped",
-        }
-    }
-}
 
 /// A number of events. The first one of each episode is logged.
 #[derive(Default)]
@@ -114,7 +79,7 @@ impl CallerErrors {
     }
 
     /// Counts the long values of a request.
-    pub(super) fn record_long_values(&self, request: &Request<'_>) {
+    pub(in crate::transport) fn record_long_values(&self, request: &Request<'_>) {
         let entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
         let mut long = entries.filter(|entry| entry.value.len() > MAX_PLAIN_BYTES);
         let Some(first) = long.next() else {
@@ -132,7 +97,7 @@ impl CallerErrors {
     }
 
     /// Counts a request with texts that had to be escaped.
-    pub(super) fn record_escaped(&self, message: &[u8]) {
+    pub(in crate::transport) fn record_escaped(&self, message: &[u8]) {
         if self.escaped_texts.record(1) {
             tracing::warn!(
                 domain = domain_of(message),
@@ -143,7 +108,7 @@ impl CallerErrors {
     }
 
     /// Counts a response that was dropped because the caller did not read it.
-    pub(super) fn record_unread(&self) {
+    pub(in crate::transport) fn record_unread(&self) {
         if self.unread.record(1) {
             tracing::warn!(
                 "a caller does not read responses; each is dropped after grpc.send_timeout, and counted by \
@@ -153,7 +118,7 @@ impl CallerErrors {
     }
 
     /// Counts the error of a connection if it made this side close the connection.
-    pub(super) fn record_protocol(&self, error: &h2::Error) {
+    pub(in crate::transport) fn record_protocol(&self, error: &h2::Error) {
         if !(error.is_go_away() && error.is_library()) {
             return;
         }
@@ -165,16 +130,4 @@ impl CallerErrors {
             );
         }
     }
-}
-
-/// Returns the domain of a `RateLimitRequest`, for the log.
-pub(super) fn domain_of(message: &[u8]) -> String {
-    let mut domain = String::new();
-    for field in Fields::new(message) {
-        let Ok((1, value)) = field else {
-            continue;
-        };
-        domain = bounded(&text_of(value.bytes().unwrap_or_default())).into_owned();
-    }
-    domain
 }

@@ -9,8 +9,10 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use sluicegate_proto::sluicegate::v1;
 use sluicegate_wire::{Fields, Malformed};
 
-use super::RequestError;
-use crate::engine::{Feedback, Micros, Sample, Verdict};
+use crate::{
+    engine::{Feedback, Micros, Sample, Verdict},
+    transport::errors::RequestError,
+};
 
 /// Metadata of a call: `DEMAND;GRANT_ID;USED;LATENCY_US;OUTCOME` for each descriptor, separated by commas. Each part
 /// may be empty.
@@ -19,10 +21,10 @@ const FEEDBACK_HEADER: HeaderName = HeaderName::from_static("sluicegate-feedback
 /// the call was sent.
 const GRANT_TTL_HEADER: HeaderName = HeaderName::from_static("sluicegate-grant-ttl-us");
 /// Maximum number of descriptors with feedback. By default, a request has fewer descriptors (128).
-pub(super) const MAX_FEEDBACK: usize = 1_024;
+pub(in crate::transport) const MAX_FEEDBACK: usize = 1_024;
 
 /// Reads the feedback in a call's metadata. Nearly all calls have none.
-pub(super) fn read_metadata(headers: &HeaderMap) -> Result<Vec<Feedback>, RequestError> {
+pub(in crate::transport) fn read_metadata(headers: &HeaderMap) -> Result<Vec<Feedback>, RequestError> {
     let Some(value) = headers.get(FEEDBACK_HEADER) else {
         return Ok(Vec::new());
     };
@@ -56,7 +58,7 @@ fn sample(latency: u64, outcome: u64) -> Option<Sample> {
 }
 
 /// Decodes a `Feedback` message: `demand`, `grant_id`, `used`, `sample`. Ids that no instance has issued are ignored.
-pub(super) fn read_message(fields: Fields<'_>) -> Result<Feedback, Malformed> {
+pub(in crate::transport) fn read_message(fields: Fields<'_>) -> Result<Feedback, Malformed> {
     let (mut demand, mut id, mut used) = (0, "", 0);
     let (mut latency, mut outcome) = (0, 0);
     for field in fields {
@@ -80,7 +82,7 @@ pub(super) fn read_message(fields: Fields<'_>) -> Result<Feedback, Malformed> {
 }
 
 /// Writes the TTLs of the grants into the metadata of a response, if it has any.
-pub(super) fn write_ttls(verdict: &Verdict, headers: &mut HeaderMap) {
+pub(in crate::transport) fn write_ttls(verdict: &Verdict, headers: &mut HeaderMap) {
     if verdict.statuses.iter().all(|status| status.grant.is_none()) {
         return;
     }

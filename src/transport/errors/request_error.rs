@@ -3,8 +3,41 @@
 use sluicegate_wire::Malformed;
 use tonic::Code;
 
-use super::caller_errors::{ErrorKind, domain_of};
-use crate::{engine::DecideError, service::CheckError};
+use crate::{budget::Exhausted, engine::DecideError, service::DecisionError, transport::texts::domain_of};
+
+/// Kind of an error that a caller causes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ErrorKind {
+    /// The message cannot be decoded or decompressed.
+    Malformed,
+    /// The call or its message breaks a rule that only the configuration of a caller can break.
+    Invalid,
+    /// The message is larger than the maximum.
+    TooLarge,
+    /// The compression, or the version of the protocol, is not supported.
+    Unsupported,
+    /// The message was not complete, and no further bytes arrived for too long.
+    Stalled,
+    /// The memory of the call was needed for others.
+    Dropped,
+}
+
+impl ErrorKind {
+    pub(super) const ALL: [Self; 6] =
+        [Self::Malformed, Self::Invalid, Self::TooLarge, Self::Unsupported, Self::Stalled, Self::Dropped];
+
+    /// Returns the label in the metric.
+    pub(super) const fn name(self) -> &'static str {
+        match self {
+            Self::Malformed => "malformed",
+            Self::Invalid => "invalid",
+            Self::TooLarge => "too_large",
+            Self::Unsupported => "unsupported",
+            Self::Stalled => "stalled",
+            Self::Dropped => "dropped",
+        }
+    }
+}
 
 /// The status of a call that fails.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,10 +75,6 @@ impl RequestError {
         Self::new(Code::DeadlineExceeded, Some(ErrorKind::Stalled), message)
     }
 
-    pub(crate) fn dropped(message: impl Into<String>) -> Self {
-        Self::new(Code::ResourceExhausted, Some(ErrorKind::Dropped), message)
-    }
-
     pub(crate) fn cancelled(message: impl Into<String>) -> Self {
         Self::new(Code::Cancelled, None, message)
     }
@@ -55,7 +84,7 @@ impl RequestError {
     }
 
     /// Adds the domain of the request that was not decided.
-    pub(super) fn with_domain_of(self, message: &[u8]) -> Self {
+    pub(in crate::transport) fn with_domain_of(self, message: &[u8]) -> Self {
         Self { domain: Some(domain_of(message).into()), ..self }
     }
 }
@@ -66,11 +95,18 @@ impl From<Malformed> for RequestError {
     }
 }
 
-impl From<CheckError> for RequestError {
-    fn from(error: CheckError) -> Self {
+/// The memory of the call is needed for others.
+impl From<Exhausted> for RequestError {
+    fn from(error: Exhausted) -> Self {
+        Self::new(Code::ResourceExhausted, Some(ErrorKind::Dropped), error.to_string())
+    }
+}
+
+impl From<DecisionError> for RequestError {
+    fn from(error: DecisionError) -> Self {
         match error {
-            CheckError::NoDomain | CheckError::NoDescriptors => Self::invalid(error.to_string()),
-            CheckError::Undecided(DecideError::Store(_) | DecideError::NoRules) => {
+            DecisionError::NoDomain | DecisionError::NoDescriptors => Self::invalid(error.to_string()),
+            DecisionError::Undecided(DecideError::Store(_) | DecideError::NoRules) => {
                 Self::unavailable(crate::metrics::chain(&error))
             }
         }

@@ -22,12 +22,14 @@ use tokio::{
 };
 
 use super::{
-    CallerErrors, Limits, RequestError,
-    input::{CALL_BYTES, Input},
-    message::{Messages, PREFIX, dropped, with_prefix},
-    request_body::RequestBody,
+    CallerErrors,
+    errors::RequestError,
+    grpc::{
+        CALL_BYTES, Input, Limits, RequestBody,
+        message::{Messages, PREFIX, with_prefix},
+    },
+    shutdown::wait_for_shutdown,
     texts::text_of,
-    wait_for_shutdown,
 };
 use crate::{
     engine::{Micros, Quota, TokenBucket, bound_hits},
@@ -177,8 +179,8 @@ impl Stream {
                     let memory = memory.get_or_insert_with(|| self.input.call(CALL_BYTES + bytes));
                     tokio::select! {
                         sent = self.sender.send(response) => if sent.is_err() { return Ok(false) },
-                        error = poll_fn(|context| memory.poll_end(context)) => return Err(dropped(error)),
-                        error = poll_fn(|context| self.reports.poll_evicted(context)) => return Err(dropped(error)),
+                        error = poll_fn(|context| memory.poll_end(context)) => return Err(RequestError::from(error)),
+                        error = poll_fn(|context| self.reports.poll_evicted(context)) => return Err(RequestError::from(error)),
                     }
                 }
             }
