@@ -30,7 +30,8 @@ pub(super) async fn start(
     }
     // With Redis, these are the counters of `on_error: local`.
     let peers = Peers::new(Arc::clone(&engines.local), peers::Metrics::new());
-    let (overrides, activity) = (Arc::clone(&operations.overrides), Arc::clone(&operations.activity));
+    let overrides = operations.overrides.member_exchange();
+    let activity = Arc::clone(&operations.activity);
     activity.set_has_peers();
     let cluster = Cluster::bind(&settings.cluster, peers, overrides, activity, telemetry.clock.clone()).await?;
     let cluster = Arc::new(cluster);

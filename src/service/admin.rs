@@ -1,6 +1,6 @@
 //! [`Admin`]: the operators' actions on counters, and on overrides together with the counters that they affect.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use futures_util::future::join_all;
 
@@ -80,8 +80,17 @@ pub struct Admin {
     pub clock: Clock,
 }
 
+/// The hits that a counter allows.
+#[derive(Clone, Copy)]
+struct Capacity {
+    /// Hits that it allows now.
+    remaining: u64,
+    /// The most hits that it allows at the same time.
+    burst: u64,
+}
+
 impl Admin {
-    /// Changes overrides. Returns the change and the number of refunded hits for each request.
+    /// Changes overrides.
     ///
     /// If `additive` is set, the difference between a higher new limit and the previous one is refunded to the counter,
     /// except for the part by which the change of the limit itself raised the remaining hits.
@@ -94,17 +103,22 @@ impl Admin {
         requests: &[ChangeRequest],
         info: ChangeInfo,
         additive: bool,
-    ) -> Result<(AppliedChange, Vec<u64>), AdminError> {
-        let mut before = Vec::new();
-        for request in requests {
-            before.push(if additive { self.free_capacity(&request.target).await? } else { None });
+    ) -> Result<AppliedChange, AdminError> {
+        let mut capacities = BTreeMap::new();
+        if additive {
+            for request in requests {
+                if let Some(capacity) = self.capacity(&request.target).await? {
+                    capacities.insert(&request.target, capacity);
+                }
+            }
         }
-        let applied = self.overrides.change(requests, info).await?;
-        let mut refunded = Vec::new();
-        for (request, before) in requests.iter().zip(before) {
-            refunded.push(self.refund_difference(&request.target, before).await?);
+        let mut applied = self.overrides.change(requests, info).await?;
+        for changed in &mut applied.changes {
+            if let Some(before) = capacities.get(&changed.target) {
+                changed.refunded_hits = self.refund_difference(&changed.target, *before).await?;
+            }
         }
-        Ok((applied, refunded))
+        Ok(applied)
     }
 
     /// Returns a warning for each request that sets an override with a name that the rules in force do not have.
@@ -127,24 +141,28 @@ impl Admin {
         warnings
     }
 
-    /// Returns the remaining hits of a limit and the most hits that it allows at once, or `None` without a counter.
-    async fn free_capacity(&self, target: &Target) -> Result<Option<(u64, u64)>, AdminError> {
+    /// Returns the capacity of the counter of a limit, or `None` without a counter.
+    async fn capacity(&self, target: &Target) -> Result<Option<Capacity>, AdminError> {
         let Target::Limit { domain, entries } = target else {
             return Ok(None);
         };
-        let counter = self.inspect(domain, &pairs(entries), 1).await?.counter;
-        Ok(counter.map(|counter| (counter.decision.remaining, counter.limit.policy().0)))
+        let Some(counter) = self.inspect(domain, &pairs(entries), 1).await?.counter else {
+            return Ok(None);
+        };
+        let (burst, _) = counter.limit.policy();
+        Ok(Some(Capacity { remaining: counter.decision.remaining, burst }))
     }
 
     /// Refunds the hits that `additive` promises after a change, and returns their number.
-    async fn refund_difference(&self, target: &Target, before: Option<(u64, u64)>) -> Result<u64, AdminError> {
-        let (Some((old_remaining, old_burst)), Target::Limit { domain, entries }) = (before, target) else {
+    async fn refund_difference(&self, target: &Target, before: Capacity) -> Result<u64, AdminError> {
+        let Target::Limit { domain, entries } = target else {
             return Ok(0);
         };
-        let Some((remaining, burst)) = self.free_capacity(target).await? else {
+        let Some(now) = self.capacity(target).await? else {
             return Ok(0);
         };
-        let hits = (old_remaining + burst.saturating_sub(old_burst)).saturating_sub(remaining);
+        let promised = before.remaining + now.burst.saturating_sub(before.burst);
+        let hits = promised.saturating_sub(now.remaining);
         if hits > 0 {
             self.engine.refund(domain, &pairs(entries), hits, self.clock.now()).await?;
         }

@@ -222,18 +222,17 @@ fn event(kind: EventKind, at: Micros, text: String) -> Event {
 
 /// Returns the event of a change of overrides, or of an operator's action that changed none.
 fn of_change(change: &AppliedChange) -> Event {
-    let kind = change.changes.first().map_or(EventKind::Action, |(target, ..)| match target {
-        Target::Switch(_) => EventKind::Switch,
-        Target::Limit { .. } | Target::Plan { .. } => EventKind::Limit,
-        Target::Rules(_) => EventKind::Candidate,
-    });
-    let describe_change = |(target, _, after): &(Target, Option<Override>, Option<Override>)| match (target, after) {
-        (Target::Rules(slot), Some(_)) => format!("{} set", slot_name(*slot)),
-        (Target::Rules(slot), None) => format!("{} removed", slot_name(*slot)),
-        (target, Some(after)) => format!("{} set to {}", describe(target), after.value),
-        (target, None) => format!("{} removed", describe(target)),
+    let kind = match change.changes.first().map(|first| &first.target) {
+        None => EventKind::Action,
+        Some(Target::Switch(_)) => EventKind::Switch,
+        Some(Target::Limit { .. } | Target::Plan { .. }) => EventKind::Limit,
+        Some(Target::Rules(_)) => EventKind::Candidate,
     };
-    let mut text = change.changes.iter().take(MAX_LISTED).map(describe_change).collect::<Vec<_>>().join("; ");
+    let mut listed = Vec::new();
+    for changed in change.changes.iter().take(MAX_LISTED) {
+        listed.push(describe_change(&changed.target, changed.after.as_ref()));
+    }
+    let mut text = listed.join("; ");
     if change.changes.len() > MAX_LISTED {
         text += &format!("; and {} more", change.changes.len() - MAX_LISTED);
     }
@@ -252,6 +251,16 @@ fn of_change(change: &AppliedChange) -> Event {
     };
     let author = change.info.author.clone();
     Event { public_text, author, reason, ..event(kind, Micros::new(change.info.at), text) }
+}
+
+/// Describes the change of an override for people.
+fn describe_change(target: &Target, after: Option<&Override>) -> String {
+    match (target, after) {
+        (Target::Rules(slot), Some(_)) => format!("{} set", slot_name(*slot)),
+        (Target::Rules(slot), None) => format!("{} removed", slot_name(*slot)),
+        (target, Some(after)) => format!("{} set to {}", describe(target), after.value),
+        (target, None) => format!("{} removed", describe(target)),
+    }
 }
 
 /// Describes a target for people.
@@ -282,7 +291,10 @@ fn slot_name(slot: RuleSetSlot) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{engine::overrides::Scope, service::overrides::ChangeInfo};
+    use crate::{
+        engine::overrides::Scope,
+        service::overrides::{ChangeInfo, ChangedOverride},
+    };
 
     fn observed() -> Observed<'static> {
         Observed {
@@ -393,10 +405,17 @@ mod tests {
         assert!(detector.detect(&again).is_empty());
     }
 
+    fn removed(target: Target) -> ChangedOverride {
+        ChangedOverride { target, before: None, after: None, refunded_hits: 0 }
+    }
+
     #[test]
     fn a_change_has_a_text_without_names_of_entities() {
         let limit = |user: &str| Target::Limit { domain: "api".into(), entries: vec![("user".into(), user.into())] };
-        let set = |target: Target| (target.clone(), None, Some(Override { target, ..switch("5/minute") }));
+        let set = |target: Target| {
+            let after = Some(Override { target: target.clone(), ..switch("5/minute") });
+            ChangedOverride { after, ..removed(target) }
+        };
         let change = |changes, reason: &str| {
             let info = ChangeInfo { author: "alice".into(), reason: reason.into(), at: 7 };
             of_change(&AppliedChange { version: 1, info, changes })
@@ -408,9 +427,9 @@ mod tests {
         let event = change(["a", "b", "c", "d", "e"].map(|user| set(limit(user))).into(), "");
         assert!(event.text.ends_with("user=c set to 5/minute; and 2 more"), "{}", event.text);
         assert_eq!(event.public_text, "limits or plans of 5 entities changed");
-        let event = change(vec![(switch("").target, None, None)], "");
+        let event = change(vec![removed(switch("").target)], "");
         assert_eq!((event.kind, event.public_text.as_str()), (EventKind::Switch, "switch for domain api removed"));
-        let event = change(vec![(Target::Rules(RuleSetSlot::Candidate), None, None)], "");
+        let event = change(vec![removed(Target::Rules(RuleSetSlot::Candidate))], "");
         assert_eq!((event.kind, event.text.as_str()), (EventKind::Candidate, "candidate rules removed"));
         let event = change(Vec::new(), "reset api|user=bob");
         assert_eq!((event.kind, event.text.as_str()), (EventKind::Action, "reset api|user=bob"));
@@ -430,10 +449,8 @@ mod tests {
 
     #[test]
     fn up_to_three_overrides_of_a_change_are_listed() {
-        let removed = |user: &str| -> (Target, Option<Override>, Option<Override>) {
-            (Target::Limit { domain: "api".into(), entries: vec![("user".into(), user.into())] }, None, None)
-        };
-        let changes = Vec::from(["a", "b", "c"].map(removed));
+        let limit = |user: &str| Target::Limit { domain: "api".into(), entries: vec![("user".into(), user.into())] };
+        let changes = Vec::from(["a", "b", "c"].map(|user| removed(limit(user))));
         let event = of_change(&AppliedChange { version: 1, info: ChangeInfo::default(), changes });
         let expected = "limit of api user=a removed; limit of api user=b removed; limit of api user=c removed";
         assert_eq!(event.text, expected);

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// Maximum length of an override's text. In JSON, a byte can need six.
-const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REASON_BYTES) + 256;
+pub(super) const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REASON_BYTES) + 256;
 
 /// JSON format of an override. The store holds the target and the version beside this text.
 #[derive(Serialize, Deserialize)]
@@ -58,9 +58,15 @@ pub(super) fn write(entry: &Override) -> String {
     serde_json::to_string(&stored).unwrap_or_default()
 }
 
-/// Parses the text of an override. Returns `None` if this version of the service does not know the format or the
-/// target, or if the text is longer than that of an operator's override can be.
+/// Reads an override of a store. Returns `None` if this version of the service does not know the format or the target, or
+/// if the text is longer than that of an operator's override can be.
 pub(super) fn read(target: &str, version: u64, text: &str) -> Option<Override> {
+    let target = Target::parse(target).ok()?;
+    read_value(&target, version, text)
+}
+
+/// Reads the text of the override of a target, like [`read`].
+pub(super) fn read_value(target: &Target, version: u64, text: &str) -> Option<Override> {
     if text.len() > MAX_TEXT_BYTES {
         return None;
     }
@@ -72,7 +78,7 @@ pub(super) fn read(target: &str, version: u64, text: &str) -> Option<Override> {
         return None;
     }
     Some(Override {
-        target: Target::parse(target).ok()?,
+        target: target.clone(),
         value: stored.value.into(),
         until: stored.until.map(Micros::new),
         author: stored.author.into(),

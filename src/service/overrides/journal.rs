@@ -1,25 +1,59 @@
-//! Reading, following and writing the [`Journal`], which holds the overrides of an instance without a shared store.
+//! [`JournalReplication`]: overrides in the [`Journal`] of an instance without a shared store. It reads, follows and
+//! writes the journal. [`MemberExchange`](super::MemberExchange) merges the overrides of other instances into it.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    collections::VecDeque,
+    path::PathBuf,
+    sync::{Arc, Mutex},
+};
+
+use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::{
-    ChangeError, OverrideSync, SyncState, all_versioned, lock,
+    ChangeError, ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES,
+    change::{AppliedChange, ChangeHead, CheckedRequest, NewValue, all_versioned, check_values},
+    context::Context,
+    format, lock,
     peer_limits::{self, ValidVersions},
-    sync,
 };
 use crate::{
-    engine::Overrides,
+    engine::{Overrides, overrides::Target},
+    metrics::chain,
     store::{
         StoreError,
-        overrides::{Change, Cursor, Journal, JournalError, OverrideStore, OverrideStoreError, Versioned},
+        overrides::{Change, Cursor, Journal, JournalError, OverrideChange, OverrideStoreError, Versioned},
     },
 };
 
 /// Maximum number of attempts to read a journal while another process rewrites it.
 const MAX_READS: u32 = 5;
 
+/// Overrides in the journal of this instance.
+pub(super) struct JournalReplication {
+    pub(super) context: Arc<Context>,
+    pub(super) journal: Arc<Mutex<Journal>>,
+    /// The file of the journal, for the log.
+    file: Option<PathBuf>,
+    /// Locked while the journal is written.
+    pub(super) state: AsyncMutex<State>,
+    /// Position in the journal, for instances that exchange overrides.
+    pub(super) position: watch::Sender<u64>,
+}
+
+/// The overrides of this instance, and the last change in the journal.
+#[derive(Default)]
+pub(super) struct State {
+    pub(super) overrides: Overrides,
+    pub(super) cursor: Cursor,
+    /// Approximate bytes of the targets and texts of the overrides.
+    pub(super) override_bytes: usize,
+    /// Bytes of the most recent changes, oldest first, and their sum.
+    recent: VecDeque<usize>,
+    pub(super) recent_bytes: usize,
+}
+
 /// A journal that was read, with the overrides in it.
-pub(super) struct LoadedJournal {
+struct LoadedJournal {
     journal: Journal,
     overrides: Overrides,
     /// Bytes of the targets and texts of the overrides.
@@ -27,39 +61,106 @@ pub(super) struct LoadedJournal {
     cursor: Cursor,
 }
 
-impl OverrideSync {
+impl JournalReplication {
+    pub(super) fn new(context: Arc<Context>, journal: Arc<Mutex<Journal>>, file: Option<PathBuf>) -> Arc<Self> {
+        let (position, _) = watch::channel(0);
+        Arc::new(Self { context, journal, file, state: AsyncMutex::default(), position })
+    }
+
     /// Reads the journal for the first time.
-    pub(super) fn start_journal(&self, journal: &Mutex<Journal>, state: &mut SyncState) -> Result<(), JournalError> {
-        let unloaded = lock(journal).unloaded();
-        let loaded = self.load_journal(&unloaded, &state.overrides)?;
-        *lock(journal) = loaded.journal;
-        (state.overrides, state.cursor) = (loaded.overrides, loaded.cursor);
+    pub(super) async fn start(&self) -> Result<(), JournalError> {
+        let mut state = self.state.lock().await;
+        let unloaded = lock(&self.journal).unloaded();
+        let loaded = self.load(&unloaded, &state.overrides)?;
+        *lock(&self.journal) = loaded.journal;
+        state.overrides = loaded.overrides;
+        state.cursor = loaded.cursor;
         state.override_bytes = loaded.override_bytes;
-        self.note_access(journal);
+        self.note_access();
+        self.context.note_sync(state.cursor.version, Ok(()));
         Ok(())
     }
 
+    /// Changes the overrides that are not in the journal, and publishes them.
+    pub(super) async fn edit<T>(&self, edit: impl FnOnce(&mut Overrides) -> T) -> T {
+        let mut state = self.state.lock().await;
+        let edited = edit(&mut state.overrides);
+        self.publish(&state);
+        edited
+    }
+
+    /// Reads the journal again if another process has changed it, and removes expired overrides.
+    pub(super) async fn poll(self: &Arc<Self>) {
+        let mut state = self.state.lock().await;
+        self.follow(&mut state).await;
+        self.context.publish_expired_switches(&state.overrides);
+        let expired = self.context.expired(&state.overrides);
+        if !expired.is_empty() && !self.context.status().is_read_only {
+            // If the journal cannot be written, the next poll tries it again.
+            let _ = self.write(&mut state, &expired, &self.context.expiry_info()).await;
+        }
+    }
+
+    /// Makes all of the requested changes or none of them, and puts them in force.
+    pub(super) async fn change(
+        &self,
+        requests: &[ChangeRequest],
+        info: &ChangeInfo,
+    ) -> Result<AppliedChange, ChangeError> {
+        let mut state = self.state.lock().await;
+        self.write(&mut state, requests, info).await
+    }
+
+    /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
+    pub(super) fn audit_log(&self, before: u64, max_changes: usize) -> Vec<Change> {
+        lock(&self.journal).changes(before, max_changes)
+    }
+
+    /// Returns the recent changes after a version, the oldest first; `None` while the journal is written.
+    pub(super) fn changes_after(&self, version: u64) -> Option<Vec<Change>> {
+        if self.state.try_lock().ok()?.cursor.version <= version {
+            return Some(Vec::new());
+        }
+        let mut changes = self.audit_log(u64::MAX, MAX_RECENT_CHANGES);
+        changes.retain(|change| change.version > version);
+        changes.reverse();
+        Some(changes)
+    }
+
+    /// Returns the length of the journal in bytes.
+    pub(super) fn bytes(&self) -> u64 {
+        lock(&self.journal).bytes()
+    }
+
+    /// Puts the overrides in force, and announces the position in the journal.
+    pub(super) fn publish(&self, state: &State) {
+        self.context.publish(&state.overrides);
+        let position = lock(&self.journal).position();
+        self.position.send_if_modified(|latest| std::mem::replace(latest, position) != position);
+    }
+
     /// Reads the journal again if another process has changed it or released its lock.
-    pub(super) async fn follow_journal(self: &Arc<Self>, journal: &Arc<Mutex<Journal>>, state: &mut SyncState) {
-        if !lock(journal).is_behind() {
+    async fn follow(self: &Arc<Self>, state: &mut State) {
+        if !lock(&self.journal).is_behind() {
             return;
         }
-        let (this, unloaded, overrides) = (Arc::clone(self), lock(journal).unloaded(), state.overrides.clone());
-        let loaded = tokio::task::spawn_blocking(move || this.load_journal(&unloaded, &overrides)).await;
-        match loaded {
+        let this = Arc::clone(self);
+        let unloaded = lock(&self.journal).unloaded();
+        let overrides = state.overrides.clone();
+        match tokio::task::spawn_blocking(move || this.load(&unloaded, &overrides)).await {
             Ok(Ok(loaded)) => {
-                if lock(journal).continue_with(loaded.journal) {
-                    (state.overrides, state.cursor) = (loaded.overrides, loaded.cursor);
+                if lock(&self.journal).continue_with(loaded.journal) {
+                    state.overrides = loaded.overrides;
+                    state.cursor = loaded.cursor;
                     state.override_bytes = loaded.override_bytes;
-                    self.note_sync(state, Ok(()));
+                    self.context.note_sync(state.cursor.version, Ok(()));
                     self.publish(state);
                 }
             }
             Ok(Err(error)) => {
-                if self.log_unreachable.should_log() {
-                    let error = crate::metrics::chain(&error);
+                if self.context.log_unreachable.should_log() {
                     tracing::warn!(
-                        error,
+                        error = chain(&error),
                         "cannot read the override journal again; the last known overrides stay in force"
                     );
                 }
@@ -67,19 +168,26 @@ impl OverrideSync {
             // The task has panicked, which was logged.
             Err(_) => {}
         }
-        self.note_access(journal);
+        self.note_access();
     }
 
-    /// Reads a journal. The result includes the overrides in `before` that are not from the store.
-    fn load_journal(&self, unloaded: &Journal, before: &Overrides) -> Result<LoadedJournal, JournalError> {
+    /// Reads a journal. The result includes the overrides in `before` that are not from the journal.
+    fn load(&self, unloaded: &Journal, before: &Overrides) -> Result<LoadedJournal, JournalError> {
         let mut attempts = 0;
         loop {
             attempts += 1;
-            let (mut journal, mut overrides) = (unloaded.unloaded(), before.without_stored());
-            let versions = ValidVersions::at(self.clock.now());
-            let loaded = journal.load(|target, version, text| match text {
-                Some(text) => drop(self.insert(&mut overrides, target, versions.repair(version), text)),
-                None => sync::remove(&mut overrides, target),
+            let mut journal = unloaded.unloaded();
+            let mut overrides = before.without_stored();
+            let versions = ValidVersions::at(self.context.clock.now());
+            let loaded = journal.load(|target, version, text| {
+                let Some(text) = text else {
+                    if let Ok(target) = Target::parse(target) {
+                        overrides.remove(&target);
+                    }
+                    return;
+                };
+                let stored = (target.to_owned(), versions.repair(version), text.to_owned());
+                self.context.insert_stored(&mut overrides, &stored);
             });
             match loaded {
                 Ok(mut cursor) => {
@@ -94,12 +202,12 @@ impl OverrideSync {
     }
 
     /// Notes in the status and in the log whether another process holds the journal.
-    fn note_access(&self, journal: &Mutex<Journal>) {
-        let is_read_only = lock(journal).is_read_only();
-        let was_read_only = std::mem::replace(&mut lock(&self.status).is_read_only, is_read_only);
+    fn note_access(&self) {
+        let is_read_only = lock(&self.journal).is_read_only();
+        let was_read_only = self.context.set_read_only(is_read_only);
         if is_read_only && !was_read_only {
             tracing::warn!(
-                path = self.settings.file.as_ref().map(|file| file.display().to_string()),
+                path = self.file.as_ref().map(|file| file.display().to_string()),
                 "another process holds the override journal: its overrides are in force, and read-only until it ends"
             );
         }
@@ -108,47 +216,112 @@ impl OverrideSync {
         }
     }
 
-    /// Writes a change to the journal.
-    pub(super) async fn write_journal(
+    /// Writes a change, all of it or nothing, and puts it in force.
+    async fn write(
         &self,
-        journal: &Arc<Mutex<Journal>>,
-        state: &SyncState,
-        change: Change,
-    ) -> Result<(Cursor, Change), ChangeError> {
-        let (journal, line) = (Arc::clone(journal), change.clone());
-        let (overrides, cursor) = (state.overrides.clone(), state.cursor.clone());
-        let count = overrides.counts().iter().sum();
-        let written = tokio::task::spawn_blocking(move || {
-            lock(&journal).write(&line, count, || (cursor, all_versioned(&overrides)))
-        });
-        // A change that may not have been written must not come into force.
-        written.await.map_err(|_| StoreError::Missing)??;
-        Ok((Cursor { version: change.version, ..state.cursor.clone() }, change))
+        state: &mut State,
+        requests: &[ChangeRequest],
+        info: &ChangeInfo,
+    ) -> Result<AppliedChange, ChangeError> {
+        let checked = check_values(requests, info, &state.overrides, self.context.options)?;
+        let change = next_change(state, ChangeHead::new(info), checked)?;
+        if !peer_limits::may_be_made(&change, state.override_bytes) {
+            return Err(ChangeError::Full);
+        }
+        self.append(state, &change).await?;
+        let mut applied = AppliedChange::without_overrides(&change);
+        for one in &change.changes {
+            let Some(read) = self.context.read(one, change.version) else {
+                continue;
+            };
+            self.replace(state, &read.target, &read.after);
+            applied.changes.push(read.into_changed());
+        }
+        state.add_recent(&change);
+        state.cursor.version = change.version;
+        self.context.note_sync(state.cursor.version, Ok(()));
+        if !requests.is_empty() {
+            self.publish(state);
+        }
+        Ok(applied)
+    }
+
+    /// Writes a change to the journal. If it may not have been written, it must not come into force.
+    pub(super) async fn append(&self, state: &State, change: &Change) -> Result<(), OverrideStoreError> {
+        let change = change.clone();
+        self.write_journal(state, move |journal, count, before| journal.write(&change, count, before)).await
     }
 
     /// Writes overrides of another instance to the journal.
-    pub(super) async fn write_journal_overrides(
+    pub(super) async fn append_overrides(
         &self,
-        journal: &Arc<Mutex<Journal>>,
-        state: &SyncState,
+        state: &State,
         newer: Vec<Versioned>,
     ) -> Result<(), OverrideStoreError> {
-        let journal = Arc::clone(journal);
-        let (overrides, cursor) = (state.overrides.clone(), state.cursor.clone());
-        let count = overrides.counts().iter().sum();
+        self.write_journal(state, move |journal, count, before| journal.write_overrides(&newer, count, before)).await
+    }
+
+    /// Writes on another thread. `write` receives the number of overrides, and a function that returns all of them.
+    async fn write_journal(
+        &self,
+        state: &State,
+        write: impl FnOnce(&mut Journal, usize, BeforeWrite) -> Result<(), JournalError> + Send + 'static,
+    ) -> Result<(), OverrideStoreError> {
+        let journal = Arc::clone(&self.journal);
+        let overrides = state.overrides.clone();
+        let cursor = state.cursor.clone();
         let written = tokio::task::spawn_blocking(move || {
-            lock(&journal).write_overrides(&newer, count, || (cursor, all_versioned(&overrides)))
+            let count = overrides.counts().iter().sum();
+            write(&mut lock(&journal), count, Box::new(move || (cursor, all_versioned(&overrides))))
         });
         written.await.map_err(|_| StoreError::Missing)??;
         Ok(())
     }
 
-    /// Returns the length of the journal in bytes; 0 without one.
-    pub(super) fn journal_bytes(&self) -> u64 {
-        match &self.store {
-            OverrideStore::Journal(journal) => lock(journal).bytes(),
-            OverrideStore::Redis(_) => 0,
+    /// Gives a target its new value, and counts its bytes.
+    pub(super) fn replace(&self, state: &mut State, target: &Target, value: &NewValue) {
+        state.override_bytes = state.override_bytes.saturating_sub(bytes_of(&state.overrides, target));
+        self.context.put(&mut state.overrides, target, value);
+        state.override_bytes += bytes_of(&state.overrides, target);
+    }
+}
+
+/// Returns the cursor and all overrides before a write, to rewrite the file.
+type BeforeWrite = Box<dyn FnOnce() -> (Cursor, Vec<Versioned>)>;
+
+impl State {
+    /// Counts the bytes of a change among those of the recent ones.
+    pub(super) fn add_recent(&mut self, change: &Change) {
+        if self.recent.len() >= MAX_RECENT_CHANGES {
+            self.recent_bytes -= self.recent.pop_front().unwrap_or_default();
         }
+        let bytes = peer_limits::change_bytes(change);
+        self.recent_bytes += bytes;
+        self.recent.push_back(bytes);
+    }
+}
+
+/// Builds the next change, with the same checks and fields as `overrides.lua` for Redis.
+fn next_change(state: &State, head: ChangeHead, requests: Vec<CheckedRequest<'_>>) -> Result<Change, ChangeError> {
+    let version = state.cursor.version + 1;
+    let mut change = Change { version, id: head.id, info: head.info, changes: Vec::new() };
+    for CheckedRequest { request, text } in requests {
+        let target = request.target.to_string();
+        let before = state.overrides.get(&request.target);
+        let version = before.as_ref().map_or(0, |before| before.version);
+        if request.expected.is_some_and(|expected| expected != version) {
+            return Err(ChangeError::Conflict { target, version });
+        }
+        change.changes.push(OverrideChange { target, before: before.as_ref().map(format::write), after: text });
+    }
+    Ok(change)
+}
+
+/// Returns the bytes of the override of a target, or 0 if there is none.
+fn bytes_of(overrides: &Overrides, target: &Target) -> usize {
+    match overrides.get(target) {
+        Some(entry) => peer_limits::override_bytes(&entry),
+        None => 0,
     }
 }
 
@@ -159,14 +332,16 @@ mod tests {
     use sluicegate_testing::test_log::TestLog;
 
     use super::{
-        super::{ChangeInfo, ChangeRequest, merge::tests::member_of},
+        super::{
+            OverrideSync,
+            testing::{by_alice, journal as replication, member, member_with},
+        },
         *,
     };
-    use crate::engine::overrides::{Scope, Target};
+    use crate::engine::overrides::Scope;
 
     async fn start(path: &Path) -> Arc<OverrideSync> {
-        let journal = Journal::new(Some(path.to_owned()));
-        let member = member_of(OverrideStore::Journal(Arc::new(Mutex::new(journal))));
+        let member = member_with(Journal::new(Some(path.to_owned())));
         member.start().await.unwrap();
         member
     }
@@ -174,19 +349,15 @@ mod tests {
     async fn set(member: &OverrideSync, mode: &str) -> Result<(), ChangeError> {
         let target = Target::Switch(Scope::Everything);
         let request = ChangeRequest { target, value: Some(mode.into()), until: None, expected: None };
-        let info = ChangeInfo { author: "alice".into(), ..ChangeInfo::default() };
-        member.change(&[request], info).await.map(drop)
+        member.change(&[request], by_alice()).await.map(drop)
     }
 
-    /// One poll.
-    async fn follow(member: &Arc<OverrideSync>) {
-        let OverrideStore::Journal(journal) = &member.store else { panic!("it has a journal") };
-        let mut state = member.state.lock().await;
-        member.follow_journal(journal, &mut state).await;
+    async fn follow(member: &OverrideSync) {
+        replication(member).poll().await;
     }
 
     fn mode(member: &OverrideSync) -> Option<&'static str> {
-        member.reloader.rules().load().modes().in_force().first().map(|(_, mode, _)| mode.name())
+        member.context.reloader.rules().load().modes().in_force().first().map(|(_, mode, _)| mode.name())
     }
 
     /// An earlier release has written it.
@@ -203,9 +374,9 @@ mod tests {
         journal.write_overrides(&kept, 0, Default::default).unwrap();
         drop(journal);
         let member = start(&path).await;
-        let state = member.state.lock().await;
+        let state = replication(&member).state.lock().await;
         let targets: Vec<String> = state.overrides.iter().map(|entry| entry.target.to_string()).collect();
-        assert_eq!((targets, member.unreadable.get()), (vec!["limit|api|user=one".to_owned()], 1));
+        assert_eq!((targets, member.context.unreadable.get()), (vec!["limit|api|user=one".to_owned()], 1));
         assert_eq!(state.override_bytes, "limit|api|user=one".len() + text("1/year").len());
     }
 
@@ -246,9 +417,37 @@ mod tests {
         fs::remove_file(&path).unwrap();
         follow(&member).await;
         assert_eq!(mode(&member), Some("off"));
-        member.record_action(ChangeInfo { author: "alice".into(), ..ChangeInfo::default() }).await.unwrap();
+        member.record_action(by_alice()).await.unwrap();
         drop(member);
         let restarted = start(&path).await;
         assert_eq!((mode(&restarted), restarted.status().version), (Some("off"), 2));
+    }
+
+    #[tokio::test]
+    async fn overrides_are_loaded_again_after_a_restart() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("overrides");
+        set(&*start(&path).await, "off").await.unwrap();
+        let restarted = start(&path).await;
+        assert_eq!(restarted.status().version, 1);
+        assert_eq!(restarted.context.reloader.rules().load().modes().in_force().len(), 1);
+    }
+
+    #[tokio::test]
+    async fn only_expired_overrides_are_removed() {
+        let member = member();
+        let journal = replication(&member);
+        let mut state = journal.state.lock().await;
+        for (user, until) in [("bob", r#","u":1000000"#), ("eve", "")] {
+            let text = format!(r#"{{"w":"1/year","a":"alice","t":1{until}}}"#);
+            member.context.insert_stored(&mut state.overrides, &(format!("limit|api|user={user}"), 1, text));
+        }
+        state.cursor.version = 1;
+        assert_eq!(state.overrides.iter().count(), 2);
+        drop(state);
+        journal.poll().await;
+        let state = journal.state.lock().await;
+        let left: Vec<String> = state.overrides.iter().map(|entry| entry.target.to_string()).collect();
+        assert_eq!((left, state.cursor.version), (vec!["limit|api|user=eve".to_owned()], 2));
     }
 }

@@ -1,7 +1,8 @@
-//! Exchange of overrides between instances without a shared store. Each instance keeps all overrides in its journal.
+//! [`MemberExchange`]: exchange of overrides between instances without a shared store. Each instance keeps all overrides
+//! in its journal.
 //!
 //! An instance reads the changes of another one after a position in its journal, or everything if it has no position
-//! ([`OverrideSync::changes_for_peer`]), and merges them page by page ([`OverrideSync::merge_page`]). Of two values of
+//! ([`MemberExchange::changes_for_peer`]), and merges them page by page ([`MemberExchange::merge_page`]). Of two values of
 //! one target, the one with the higher version is in force on all instances, and of the same version the greater text.
 //! A version is one more than the highest that the instance knew, so a change replaces everything that its author could
 //! see. Versions that are too high for the clock are not merged: they would leave no higher ones (`peer_limits`).
@@ -9,21 +10,28 @@
 //! Two operators who change one target at the same time on different instances cannot see each other's change. The audit
 //! log then notes in the reason of the change which of them is in force.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, MutexGuard},
+};
 
 use tokio::sync::watch;
 
 use super::{
-    ChangeError, ChangeInfo, MAX_REASON_BYTES, OverrideSync, SyncState, all_versioned, format, lock,
-    peer_limits::{self, ValidVersions, Validity},
+    ChangeInfo, MAX_REASON_BYTES,
+    change::{NewValue, all_versioned},
+    format,
+    journal::{JournalReplication, State},
+    lock,
+    peer_limits::{self, ReceivedChange, ReceivedOverride, ReceivedValue, ValidVersions, Validity},
     rule_sets::{self, PeerRuleSets},
 };
 use crate::{
-    engine::overrides::{RuleSetSlot, Target},
-    store::{
-        StoreError,
-        overrides::{Change, Journal, OverrideChange, OverrideStore, OverrideStoreError, Versioned},
+    engine::{
+        Override,
+        overrides::{RuleSetSlot, Target},
     },
+    store::overrides::{Change, Journal, OverrideChange, OverrideStore, OverrideStoreError, Versioned},
 };
 
 /// Changes of another instance.
@@ -74,39 +82,57 @@ impl Merged {
     }
 }
 
-/// The value of a target on this instance: its version, and its text unless it was removed.
-type Current = (u64, Option<String>);
+/// The value of a target on this instance.
+struct Known {
+    /// The version of the override, or of its removal; 0 if there was none.
+    version: u64,
+    /// The text, or `None` if there is no override.
+    text: Option<String>,
+}
 
-impl OverrideSync {
+/// The exchange of the overrides in the journal with other instances.
+#[derive(Clone)]
+pub struct MemberExchange {
+    replication: Arc<JournalReplication>,
+    /// The journal as the store of rule sets.
+    store: OverrideStore,
+}
+
+impl MemberExchange {
+    pub(super) fn new(replication: Arc<JournalReplication>) -> Self {
+        let store = OverrideStore::Journal(Arc::clone(&replication.journal));
+        Self { replication, store }
+    }
+
     /// Returns the position in the journal: the number of changes that this process has read or written.
-    ///
-    /// Returns `None` if the overrides are shared through Redis.
     #[must_use]
-    pub fn position(&self) -> Option<u64> {
-        match &self.store {
-            OverrideStore::Journal(journal) => Some(lock(journal).position()),
-            OverrideStore::Redis(_) => None,
-        }
+    pub fn position(&self) -> u64 {
+        self.journal().position()
     }
 
     /// Returns a receiver of the position, which changes with every change of the overrides.
     #[must_use]
     pub fn positions(&self) -> watch::Receiver<u64> {
-        self.position.subscribe()
+        self.replication.position.subscribe()
+    }
+
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        lock(&self.replication.journal)
+    }
+
+    fn versions(&self) -> ValidVersions {
+        ValidVersions::at(self.replication.context.clock.now())
     }
 
     /// Returns the changes after a position, or all overrides and the recent changes without one.
     pub async fn changes_for_peer(&self, after: Option<u64>) -> PeerOverrides {
-        let OverrideStore::Journal(journal) = &self.store else {
-            return PeerOverrides::default();
-        };
-        let state = self.state.lock().await;
-        let journal = lock(journal);
+        let state = self.replication.state.lock().await;
+        let journal = self.journal();
         let recent = after.and_then(|after| journal.changes_after(after));
         let mut overrides = if recent.is_some() { Vec::new() } else { all_versioned(&state.overrides) };
         let mut changes = recent.unwrap_or_else(|| journal.recent_changes());
         // Other instances would not merge versions that are never valid.
-        let versions = ValidVersions::at(self.clock.now());
+        let versions = self.versions();
         for change in &mut changes {
             change.version = versions.repair(change.version);
         }
@@ -117,11 +143,11 @@ impl OverrideSync {
         let mut digests = BTreeSet::new();
         for change in changes.iter().flat_map(|change| &change.changes) {
             if let Some(text) = &change.after {
-                digests.extend(rule_set_digest(&change.target, text));
+                digests.extend(stored_rule_set(&change.target, text));
             }
         }
         for (target, _, text) in &overrides {
-            digests.extend(rule_set_digest(target, text));
+            digests.extend(stored_rule_set(target, text));
         }
         let mut rule_sets = Vec::new();
         for digest in digests.intersection(&named) {
@@ -156,11 +182,8 @@ impl OverrideSync {
         rule_sets: &mut PeerRuleSets,
     ) -> Result<Merged, OverrideStoreError> {
         let mut merged = Merged::default();
-        if self.store.is_shared() {
-            return Ok(merged);
-        }
         merged.ignored.rule_sets = rule_sets.add(page.rule_sets).await;
-        let versions = ValidVersions::at(self.clock.now());
+        let versions = self.versions();
         for change in page.changes {
             match versions.validity(change.version) {
                 Validity::Valid => self.merge_change(change, versions, rule_sets, &mut merged).await?,
@@ -189,34 +212,37 @@ impl OverrideSync {
         rule_sets: &mut PeerRuleSets,
         merged: &mut Merged,
     ) -> Result<(), OverrideStoreError> {
-        let OverrideStore::Journal(journal) = &self.store else {
-            return Ok(());
-        };
-        let mut state = self.state.lock().await;
-        if !peer_limits::is_valid_change(&change, &state.overrides, self.options) {
+        let replication = &self.replication;
+        let mut state = replication.state.lock().await;
+        let Some(received) = peer_limits::read_change(change, &state.overrides, replication.context.options) else {
             merged.ignored.overrides += 1;
             return Ok(());
-        }
+        };
         // The lock must not be held while the journal is written.
-        let resolved = newer_part(&lock(journal), &state, versions, change);
-        let Some(change) = resolved else {
+        let newer = newer_part(&self.journal(), &state, versions, received);
+        let Some(received) = newer else {
             return Ok(());
         };
+        let change = write_change(&received);
         if !peer_limits::has_room(&change, state.override_bytes, state.recent_bytes) {
             merged.ignored.over_budget += 1;
             merged.is_deferred = true;
             return Ok(());
         }
-        for OverrideChange { target, after, .. } in &change.changes {
-            if let Some(text) = after {
-                self.store_rule_set(&state, target, text, rule_sets).await?;
+        for received in &received.overrides {
+            if let Some(value) = &received.after {
+                self.store_rule_set(&state, &value.entry, rule_sets).await?;
             }
         }
-        let (_, change) = self.write_journal(journal, &state, change).await.map_err(|error| match error {
-            ChangeError::Journal(error) => OverrideStoreError::Journal(error),
-            _ => OverrideStoreError::Redis(StoreError::missing()),
-        })?;
-        self.apply(&mut state, &change);
+        replication.append(&state, &change).await?;
+        for received in received.overrides {
+            let value = match received.after {
+                Some(value) => NewValue::Set(value.entry),
+                None => NewValue::Removed,
+            };
+            replication.replace(&mut state, &received.target, &value);
+        }
+        state.add_recent(&change);
         state.cursor.version = state.cursor.version.max(change.version);
         Ok(())
     }
@@ -228,33 +254,43 @@ impl OverrideSync {
         rule_sets: &mut PeerRuleSets,
         merged: &mut Merged,
     ) -> Result<(), OverrideStoreError> {
-        let OverrideStore::Journal(journal) = &self.store else {
-            return Ok(());
-        };
-        let mut state = self.state.lock().await;
+        let replication = &self.replication;
+        let mut state = replication.state.lock().await;
         let mut newer = Vec::new();
         for (target, version, text) in overrides {
-            let known = current(&lock(journal), &state, versions, &target);
-            if !is_newer(&lock(journal), (version, Some(&text)), &known) {
+            let Some(target) = peer_limits::read_target(&target) else {
+                merged.ignored.overrides += 1;
+                continue;
+            };
+            let known = known(&self.journal(), &state, versions, &target);
+            if !is_newer(&self.journal(), version, Some(&text), &known) {
                 continue;
             }
-            if !peer_limits::is_valid_override(&target, &text, &state.overrides, self.options) {
+            let options = replication.context.options;
+            let Some(value) = peer_limits::read_value(&target, version, text, &state.overrides, options) else {
                 merged.ignored.overrides += 1;
-            } else if !peer_limits::has_room_for_override(&text, state.override_bytes) {
+                continue;
+            };
+            if !peer_limits::has_room_for_override(&value.text, state.override_bytes) {
                 merged.ignored.over_budget += 1;
                 merged.is_deferred = true;
-            } else {
-                self.store_rule_set(&state, &target, &text, rule_sets).await?;
-                newer.push((target, version, text));
+                continue;
             }
+            self.store_rule_set(&state, &value.entry, rule_sets).await?;
+            newer.push(value);
         }
         if newer.is_empty() {
             return Ok(());
         }
-        self.write_journal_overrides(journal, &state, newer.clone()).await?;
-        for (target, version, text) in &newer {
-            self.replace(&mut state, target, *version, Some(text));
-            state.cursor.version = state.cursor.version.max(*version);
+        let mut lines = Vec::new();
+        for ReceivedValue { text, entry } in &newer {
+            lines.push((entry.target.to_string(), entry.version, text.clone()));
+        }
+        replication.append_overrides(&state, lines).await?;
+        for ReceivedValue { entry, .. } in newer {
+            let (target, version) = (entry.target.clone(), entry.version);
+            replication.replace(&mut state, &target, &NewValue::Set(entry));
+            state.cursor.version = state.cursor.version.max(version);
         }
         Ok(())
     }
@@ -266,10 +302,7 @@ impl OverrideSync {
     /// Returns an error if a rule set cannot be stored.
     pub async fn end_merge(&self, rule_sets: &mut PeerRuleSets) -> Result<Merged, OverrideStoreError> {
         let mut merged = Merged::default();
-        if self.store.is_shared() {
-            return Ok(merged);
-        }
-        let state = self.state.lock().await;
+        let state = self.replication.state.lock().await;
         let named = named_rule_sets(&state);
         let mut missing = BTreeSet::new();
         for digest in &named {
@@ -287,82 +320,98 @@ impl OverrideSync {
         }
         merged.is_deferred = !missing.is_empty();
         rule_sets.end_exchange(missing);
-        self.note_sync(&state, Ok(()));
-        self.publish(&state);
+        self.replication.context.note_sync(state.cursor.version, Ok(()));
+        self.replication.publish(&state);
         Ok(merged)
     }
 
     /// Stores the rule set that an override names, before the override comes into force.
     async fn store_rule_set(
         &self,
-        state: &SyncState,
-        target: &str,
-        text: &str,
+        state: &State,
+        entry: &Override,
         rule_sets: &mut PeerRuleSets,
     ) -> Result<(), OverrideStoreError> {
-        if !target.starts_with(RULES) {
+        if !matches!(entry.target, Target::Rules(_)) {
             return Ok(());
         }
         rule_sets.obsolete.extend(named_rule_sets(state));
-        let Some(digest) = rule_set_digest(target, text) else {
+        let Some(digest) = rule_sets::digest_in(&entry.value) else {
             return Ok(());
         };
-        if self.store.get_rule_set(&digest).await?.is_none()
-            && let Some(text) = rule_sets.get(&digest)
+        if self.store.get_rule_set(digest).await?.is_none()
+            && let Some(text) = rule_sets.get(digest)
         {
-            self.store.put_rule_set(&digest, text).await?;
-            rule_sets.obsolete.insert(digest);
+            self.store.put_rule_set(digest, text).await?;
+            rule_sets.obsolete.insert(digest.to_owned());
         }
         Ok(())
     }
 }
 
 /// Returns the part of a change that is newer than the values of this instance; `None` if there is none.
-fn newer_part(journal: &Journal, state: &SyncState, versions: ValidVersions, change: Change) -> Option<Change> {
+fn newer_part(
+    journal: &Journal,
+    state: &State,
+    versions: ValidVersions,
+    change: ReceivedChange,
+) -> Option<ReceivedChange> {
     if journal.contains(&change.id) {
         return None;
     }
-    let (mut kept, mut conflicts) = (Vec::new(), Vec::new());
+    let mut kept = Vec::new();
+    let mut conflicts = Vec::new();
     // The log may have contained such a change already.
     let is_older_than_log = change.version < journal.oldest_version();
-    let is_action = change.changes.is_empty() && !is_older_than_log;
-    for OverrideChange { target, before, after } in change.changes {
-        let known = current(journal, state, versions, &target);
-        let is_newer = is_newer(journal, (change.version, after.as_ref()), &known);
-        let (version, text) = known;
+    let is_action = change.overrides.is_empty() && !is_older_than_log;
+    for ReceivedOverride { target, before, after } in change.overrides {
+        let known = known(journal, state, versions, &target);
+        let text = after.as_ref().map(|value| &value.text);
+        let is_newer = is_newer(journal, change.version, text, &known);
         // The author has not seen the value of this instance, or the other way round.
-        let is_conflict = text != before && text != after && version > 0 && !is_older_than_log;
+        let is_conflict =
+            known.text != before && known.text.as_ref() != text && known.version > 0 && !is_older_than_log;
         if is_conflict {
             let outcome = if is_newer { "replaced" } else { "is not in force because of" };
+            let version = known.version;
             conflicts.push(format!("{outcome} change {version} of {target}, made at the same time"));
         }
         if is_newer {
-            kept.push(OverrideChange { target, before: text, after });
+            kept.push(ReceivedOverride { target, before: known.text, after });
         }
     }
     if kept.is_empty() && conflicts.is_empty() && !is_action {
         return None;
     }
     let info = if conflicts.is_empty() { change.info } else { with_conflicts(&change.info, &conflicts) };
-    Some(Change { changes: kept, info, ..change })
+    Some(ReceivedChange { overrides: kept, info, ..change })
+}
+
+/// Returns a received change as the journal has it.
+fn write_change(received: &ReceivedChange) -> Change {
+    let mut changes = Vec::new();
+    for ReceivedOverride { target, before, after } in &received.overrides {
+        let after = after.as_ref().map(|value| value.text.clone());
+        changes.push(OverrideChange { target: target.to_string(), before: before.clone(), after });
+    }
+    Change { version: received.version, id: received.id.clone(), info: received.info.clone(), changes }
 }
 
 /// Returns the value of a target on this instance.
-fn current(journal: &Journal, state: &SyncState, versions: ValidVersions, target: &str) -> Current {
-    let entry = Target::parse(target).ok().and_then(|target| state.overrides.get(&target));
-    match entry {
-        Some(entry) => (versions.repair(entry.version), Some(format::write(&entry))),
-        None => (versions.repair(journal.removed_at(target)), None),
+fn known(journal: &Journal, state: &State, versions: ValidVersions, target: &Target) -> Known {
+    match state.overrides.get(target) {
+        Some(entry) => Known { version: versions.repair(entry.version), text: Some(format::write(&entry)) },
+        None => Known { version: versions.repair(journal.removed_at(&target.to_string())), text: None },
     }
 }
 
 /// Returns whether a value of another instance is newer than that of this one.
-fn is_newer(journal: &Journal, (version, text): (u64, Option<&String>), known: &Current) -> bool {
-    match known {
+fn is_newer(journal: &Journal, version: u64, text: Option<&String>, known: &Known) -> bool {
+    if known.version == 0 && known.text.is_none() {
         // A value that is older than all recent changes and does not exist here was removed before them.
-        (0, None) => version >= journal.oldest_version(),
-        (known_version, known_text) => (version, text) > (*known_version, known_text.as_ref()),
+        return version >= journal.oldest_version();
     }
+    (version, text) > (known.version, known.text.as_ref())
 }
 
 /// Adds a note to the reason of a change, as far as it fits.
@@ -375,18 +424,20 @@ fn with_conflicts(info: &str, conflicts: &[String]) -> String {
     serde_json::to_string(&info).unwrap_or_default()
 }
 
-/// Beginning of the targets of overrides that name rule sets.
-const RULES: &str = "rules|";
-
-/// Returns the digest of the rule set that an override names.
-fn rule_set_digest(target: &str, text: &str) -> Option<String> {
-    let is_rules = target.starts_with(RULES);
-    let entry = is_rules.then(|| format::read(target, 0, text)).flatten()?;
+/// Returns the digest of the rule set that a stored override names.
+fn stored_rule_set(target: &str, text: &str) -> Option<String> {
+    if !target.starts_with(RULES) {
+        return None;
+    }
+    let entry = format::read(target, 0, text)?;
     rule_sets::digest_in(&entry.value).map(str::to_owned)
 }
 
+/// Beginning of the targets of overrides that name rule sets.
+const RULES: &str = "rules|";
+
 /// Returns the digests of the rule sets that the overrides name.
-fn named_rule_sets(state: &SyncState) -> BTreeSet<String> {
+fn named_rule_sets(state: &State) -> BTreeSet<String> {
     let mut named = BTreeSet::new();
     for slot in RuleSetSlot::ALL {
         if let Some(entry) = state.overrides.rules(slot) {
@@ -397,4 +448,4 @@ fn named_rule_sets(state: &SyncState) -> BTreeSet<String> {
 }
 
 #[cfg(test)]
-pub(super) mod tests;
+mod tests;

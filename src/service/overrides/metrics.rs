@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::OverrideSync;
+use super::{OverrideSync, Replication};
 use crate::{
     engine::overrides::Target,
     metrics::{Instrument, Label, Meter, observe_counter, observe_gauge},
@@ -16,7 +16,7 @@ impl OverrideSync {
             "sluicegate_overrides",
             "Number of overrides in force, by kind of target",
             move |observer| {
-                let counts = this.reloader.rules().load().overrides().counts();
+                let counts = this.context.reloader.rules().load().overrides().counts();
                 for (kind, count) in ["limit", "plan", "switch"].into_iter().zip(counts) {
                     observer.observe(count as u64, [Label::new("kind", kind)]);
                 }
@@ -37,7 +37,7 @@ impl OverrideSync {
             "sluicegate_switch",
             "1 for each switch in force, by scope, mode and origin",
             move |observer| {
-                for (scope, mode, origin) in this.reloader.rules().load().modes().in_force() {
+                for (scope, mode, origin) in this.context.reloader.rules().load().modes().in_force() {
                     let scope = Target::Switch(scope.clone()).to_string().replacen("switch|", "", 1);
                     let scope = Label::new("scope", scope);
                     let labels = [scope, Label::new("mode", mode.name()), Label::new("origin", origin.name())];
@@ -57,9 +57,11 @@ impl OverrideSync {
             meter,
             "sluicegate_overrides_age_seconds",
             "Seconds since the last successful override sync with the store",
-            move || match this.store.is_shared() {
-                true => this.status().last_sync.map_or(u64::MAX >> 32, |last_sync| last_sync.elapsed().as_secs()),
-                false => 0,
+            move || match &this.replication {
+                Replication::Redis(_) => {
+                    this.status().last_sync.map_or(u64::MAX >> 32, |last_sync| last_sync.elapsed().as_secs())
+                }
+                Replication::Journal(_) => 0,
             },
         );
         let this = Arc::clone(self);
@@ -70,15 +72,21 @@ impl OverrideSync {
             move || this.status().is_read_only.into(),
         );
         let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_overrides_journal_bytes", "Length of the override journal", move || {
-            this.journal_bytes()
-        });
+        observe_gauge(
+            meter,
+            "sluicegate_overrides_journal_bytes",
+            "Length of the override journal",
+            move || match &this.replication {
+                Replication::Redis(_) => 0,
+                Replication::Journal(journal) => journal.bytes(),
+            },
+        );
         let this = Arc::clone(self);
         observe_counter(
             meter,
             "sluicegate_overrides_unreadable_total",
             "Number of overrides in the store that were ignored because they cannot be read",
-            move || this.unreadable.get(),
+            move || this.context.unreadable.get(),
         );
     }
 }

@@ -1,13 +1,13 @@
 //! [`OverrideSync`]: carries overrides from the admin API to the store, from there to every instance, and into the
 //! snapshot that decisions read.
 //!
-//! 1. The admin API calls [`OverrideSync::change`] with [`ChangeRequest`]s. They are validated and written to the store
-//!    in one step, all or none (`write`). The store is Redis, or the journal if counters are in memory. It gives the
-//!    change the next version and appends the change to the audit log.
-//! 2. Every instance polls Redis four times a second and sends its [`Cursor`], the last change that it has applied
-//!    (`sync`). Redis replies with an [`Update`](crate::store::overrides::Update), usually the changes since then.
-//! 3. The instance applies these changes to its [`Overrides`] and passes the overrides to the [`Reloader`], which swaps
-//!    in a new snapshot. A change is therefore in force on all instances within a second.
+//! 1. The admin API calls [`OverrideSync::change`] with [`ChangeRequest`]s (`change`). They are checked and written to
+//!    the store in one step, all or none. The store gives the change the next version and appends it to the audit log.
+//! 2. The store is Redis (`redis`) or, with counters in memory, a journal (`journal`). Every instance polls Redis four
+//!    times a second. Instances without Redis exchange the contents of their journals (`merge`), of which `peer_limits`
+//!    accepts only what operators can set.
+//! 3. An instance applies a change to its [`Overrides`] and passes them to the [`Reloader`], which swaps in a new
+//!    snapshot. A change is therefore in force on all instances within a second.
 //!
 //! An instance that cannot reach the store keeps the overrides that it has.
 //!
@@ -15,6 +15,8 @@
 //! changes, or after the server was emptied. The instance detects this by its cursor and resends the missing changes
 //! under the versions that they had. A change is therefore gone only if every instance that received it is gone, too.
 
+mod change;
+mod context;
 mod format;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -24,23 +26,23 @@ mod metrics;
 #[cfg(test)]
 mod model;
 mod peer_limits;
+mod redis;
 #[cfg(test)]
 mod redis_model;
 pub(super) mod rule_sets;
 mod switch_file;
-mod sync;
+#[cfg(test)]
+mod testing;
 mod without_effect;
-mod write;
 
+pub use change::{AppliedChange, ChangeRequest, ChangedOverride};
 pub use format::ChangeInfo;
-pub use merge::{Ignored, Merged, PeerOverrides};
+pub use merge::{Ignored, MemberExchange, Merged, PeerOverrides};
 pub use rule_sets::PeerRuleSets;
 pub(crate) use without_effect::COUNT_INTERVAL;
 
 use std::{
-    borrow::Cow,
-    collections::VecDeque,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -48,12 +50,9 @@ use std::{
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_files::FileVersion;
-use tokio::{
-    sync::{Mutex as AsyncMutex, watch},
-    time::interval,
-};
+use tokio::time::interval;
 
-use self::without_effect::WithoutEffect;
+use self::{context::Context, journal::JournalReplication, redis::RedisReplication, without_effect::WithoutEffect};
 use super::{Clock, reload::Reloader};
 use crate::{
     algorithm::Micros,
@@ -63,11 +62,10 @@ use crate::{
         Override, Overrides, ValueHash,
         overrides::{Origin, OverrideError, Scope, Target},
     },
-    metrics::{Counter, LogThrottle},
     rules::Options,
     store::{
         StoreError,
-        overrides::{Change, Cursor, JournalError, MAX_CHANGES, OverrideChange, OverrideStore, Versioned},
+        overrides::{JournalError, MAX_CHANGES, OverrideStore, OverrideStoreError},
     },
 };
 
@@ -98,19 +96,6 @@ impl Default for Settings {
     fn default() -> Self {
         Self { file: None, switch_file: None, audit_log_entries: 10_000 }
     }
-}
-
-/// A request to set or remove one override.
-#[derive(Clone, Debug)]
-pub struct ChangeRequest {
-    /// The entity or rules that the override applies to.
-    pub target: Target,
-    /// The new value. `None` removes the override.
-    pub value: Option<String>,
-    /// The time at which the override expires; `None` if it does not expire.
-    pub until: Option<Micros>,
-    /// The version that the override must have now, or 0 if it must not exist. `None`: no condition.
-    pub expected: Option<u64>,
 }
 
 /// Error returned when overrides cannot be changed. None of the requested changes has been made.
@@ -152,15 +137,13 @@ pub enum ChangeError {
     Journal(#[from] JournalError),
 }
 
-/// A change that was accepted.
-#[derive(Clone, Debug)]
-pub struct AppliedChange {
-    /// The version of the change; 0 if it applies to this instance only.
-    pub version: u64,
-    /// The author, time and reason.
-    pub info: ChangeInfo,
-    /// Each target with its override before and after the change.
-    pub changes: Vec<(Target, Option<Override>, Option<Override>)>,
+impl From<OverrideStoreError> for ChangeError {
+    fn from(error: OverrideStoreError) -> Self {
+        match error {
+            OverrideStoreError::Redis(error) => Self::Store(error),
+            OverrideStoreError::Journal(error) => Self::Journal(error),
+        }
+    }
 }
 
 /// State of the synchronisation with the store.
@@ -178,39 +161,21 @@ pub struct Status {
 
 /// Synchronises this instance's overrides with the store.
 pub struct OverrideSync {
+    context: Arc<Context>,
+    replication: Replication,
+    /// The store of rule sets.
     store: OverrideStore,
-    settings: Settings,
-    options: Options,
-    clock: Clock,
-    reloader: Arc<Reloader>,
-    /// Replaces values of entities in the log, if they are hashed.
-    value_hash: Option<ValueHash>,
-    state: AsyncMutex<SyncState>,
-    status: Mutex<Status>,
-    unreadable: Counter,
+    switch_file: Option<PathBuf>,
+    /// Version of the switch file that was read at the start.
+    first_switch_file: Mutex<Option<FileVersion>>,
     /// Numbers of overrides that match nothing.
     without_effect: WithoutEffect,
-    log_unreadable: LogThrottle,
-    log_unreachable: LogThrottle,
-    /// Position in the journal, for instances that exchange overrides.
-    position: watch::Sender<u64>,
 }
 
-/// The overrides of this instance, and how far they follow the store.
-#[derive(Default)]
-struct SyncState {
-    overrides: Overrides,
-    cursor: Cursor,
-    /// The most recent changes, oldest first.
-    recent: VecDeque<Change>,
-    /// The last change before `recent`.
-    before_recent: Cursor,
-    /// Approximate bytes of the targets and texts of the overrides in the journal.
-    override_bytes: usize,
-    /// Bytes of the changes in `recent`.
-    recent_bytes: usize,
-    /// Version of the switch file that was read at the start.
-    first_switch_file: Option<FileVersion>,
+/// How the overrides of this instance follow those of others.
+enum Replication {
+    Redis(Box<RedisReplication>),
+    Journal(Arc<JournalReplication>),
 }
 
 impl OverrideSync {
@@ -224,20 +189,25 @@ impl OverrideSync {
         reloader: Arc<Reloader>,
         value_hash: Option<ValueHash>,
     ) -> Arc<Self> {
+        let context = Context::new(options, clock, reloader, value_hash);
+        let replication = match &store {
+            OverrideStore::Redis(redis) => {
+                let entries = settings.audit_log_entries;
+                let redis = RedisReplication::new(Arc::clone(&context), redis.clone(), entries);
+                Replication::Redis(Box::new(redis))
+            }
+            OverrideStore::Journal(journal) => {
+                let journal = Arc::clone(journal);
+                Replication::Journal(JournalReplication::new(Arc::clone(&context), journal, settings.file))
+            }
+        };
         Arc::new(Self {
+            context,
+            replication,
             store,
-            settings,
-            options,
-            clock,
-            reloader,
-            value_hash,
-            state: AsyncMutex::default(),
-            status: Mutex::default(),
-            unreadable: Counter::new(1),
+            switch_file: settings.switch_file,
+            first_switch_file: Mutex::default(),
             without_effect: WithoutEffect::default(),
-            log_unreadable: LogThrottle::default(),
-            log_unreachable: LogThrottle::default(),
-            position: watch::channel(0).0,
         })
     }
 
@@ -250,48 +220,74 @@ impl OverrideSync {
     /// Returns an error if the journal cannot be read.
     pub async fn start(&self) -> Result<(), JournalError> {
         let started = Instant::now();
-        let mut state = self.state.lock().await;
-        if let Some(path) = &self.settings.switch_file {
-            state.first_switch_file = FileVersion::of(path);
-            self.read_switches(path, &mut state);
+        match &self.replication {
+            Replication::Redis(redis) => redis.start().await,
+            Replication::Journal(journal) => journal.start().await?,
         }
-        if let OverrideStore::Journal(journal) = &self.store {
-            self.start_journal(journal, &mut state)?;
-            self.note_sync(&state, Ok(()));
-        } else {
-            let result = self.load(&mut state).await;
-            self.note_sync(&state, result);
+        if let Some(path) = &self.switch_file {
+            *lock(&self.first_switch_file) = FileVersion::of(path);
+            self.read_switches(path).await;
         }
-        let [limits, plans, switches] = state.overrides.counts();
+        let counts = self.edit(|overrides| overrides.counts()).await;
+        let [limits, plans, switches] = counts;
         if limits + plans + switches > 0 {
-            let took = started.elapsed();
-            tracing::info!(limits, plans, switches, version = state.cursor.version, ?took, "overrides loaded");
+            let version = self.status().version;
+            tracing::info!(limits, plans, switches, version, took = ?started.elapsed(), "overrides loaded");
         }
         allocator::release_memory();
-        self.publish(&state);
         Ok(())
     }
 
     /// Polls the store and the switch file, and removes expired overrides. Never returns.
     pub async fn follow(self: Arc<Self>) {
-        let version = || FileVersion::of(self.settings.switch_file.as_ref()?);
-        let mut debounce = Debounce::new(self.state.lock().await.first_switch_file.take());
+        let mut debounce = Debounce::new(lock(&self.first_switch_file).take());
         let mut tick = interval(POLL_INTERVAL);
         loop {
             tick.tick().await;
-            let mut state = self.state.lock().await;
-            if let Some(path) = self.settings.switch_file.as_ref().filter(|_| debounce.poll(version())) {
-                self.read_switches(path, &mut state);
-                self.publish(&state);
+            if let Some(path) = &self.switch_file
+                && debounce.poll(FileVersion::of(path))
+            {
+                self.read_switches(path).await;
             }
-            if let OverrideStore::Journal(journal) = &self.store {
-                self.follow_journal(journal, &mut state).await;
-            } else {
-                let result = self.poll_store(&mut state).await;
-                self.note_sync(&state, result);
+            match &self.replication {
+                Replication::Redis(redis) => redis.poll().await,
+                Replication::Journal(journal) => journal.poll().await,
             }
-            self.remove_expired(&mut state).await;
         }
+    }
+
+    /// Changes the overrides that are not in the store, and publishes them.
+    async fn edit<T>(&self, edit: impl FnOnce(&mut Overrides) -> T) -> T {
+        match &self.replication {
+            Replication::Redis(redis) => redis.edit(edit).await,
+            Replication::Journal(journal) => journal.edit(edit).await,
+        }
+    }
+
+    /// Reads the switch file. If the file is invalid, the previous switches stay in force.
+    async fn read_switches(&self, path: &Path) {
+        let switches = match switch_file::read(path) {
+            Ok(switches) => {
+                tracing::info!(path = %path.display(), switches = switches.len(), "switch file loaded");
+                switches
+            }
+            // A missing file has no switches: deleting the file ends them. A file that cannot be read ends none.
+            Err(_) if path.try_exists().is_ok_and(|exists| !exists) => Vec::new(),
+            Err(error) => {
+                return tracing::error!(error, "cannot read the switch file; the previous switches stay in force");
+            }
+        };
+        self.edit(|overrides| overrides.set_switches(&switches, Origin::File)).await;
+    }
+
+    /// Checks everything about the requests that does not depend on the current overrides.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a target, a value or an end is invalid, if there are too many requests, or if the author or the
+    /// reason is.
+    pub fn check(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<(), ChangeError> {
+        change::check(requests, info, self.context.options, self.context.clock.now())
     }
 
     /// Makes all of the requested changes or none of them, and puts them in force on this instance.
@@ -301,45 +297,45 @@ impl OverrideSync {
     /// Returns an error if a request is invalid, if an override does not have the expected version, or if the store
     /// cannot be written.
     pub async fn change(&self, requests: &[ChangeRequest], info: ChangeInfo) -> Result<AppliedChange, ChangeError> {
-        let info = ChangeInfo { at: self.clock.now().get(), ..info };
+        let info = ChangeInfo { at: self.context.clock.now().get(), ..info };
         self.check(requests, &info)?;
-        let mut state = self.state.lock().await;
-        let change = self.write(&mut state, requests, &info).await;
-        let change = change.inspect_err(|error| {
-            tracing::warn!(author = info.author, error = self.logged_error(error), "an override change was rejected");
+        let applied = self.write(requests, &info).await.inspect_err(|error| {
+            let error = self.context.logged_error(error);
+            tracing::warn!(author = info.author, error, "an override change was rejected");
         })?;
-        self.publish(&state);
-        for OverrideChange { target, before, after } in &change.changes {
-            let (before, after) = (before.as_deref().unwrap_or("-"), after.as_deref().unwrap_or("-"));
-            let (target, ChangeInfo { author, reason, .. }) = (self.logged(target), &info);
-            tracing::info!(target: "sluicegate::audit", version = change.version, author, reason, override_target = %target, before, after, "override changed");
+        for ChangedOverride { target, before, after, .. } in &applied.changes {
+            self.log_change(applied.version, &info, target, before.as_ref(), after.as_ref());
         }
-        Ok(applied_change(change))
+        Ok(applied)
     }
 
-    /// Returns a target as the log contains it.
-    fn logged<'t>(&self, target: &'t str) -> Cow<'t, str> {
-        match &self.value_hash {
-            None => target.into(),
-            Some(hash) => Target::parse(target).map_or("-".into(), |target| hash.mask(&target).to_string().into()),
+    async fn write(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<AppliedChange, ChangeError> {
+        match &self.replication {
+            Replication::Redis(redis) => redis.change(requests, info).await,
+            Replication::Journal(journal) => journal.change(requests, info).await,
         }
     }
 
-    /// Returns the text of an error as the log contains it.
-    fn logged_error(&self, error: &ChangeError) -> String {
-        let Some(hash) = &self.value_hash else {
-            return crate::metrics::chain(error);
-        };
-        match error {
-            ChangeError::Conflict { target, version } => {
-                let target = self.logged(target).into_owned();
-                ChangeError::Conflict { target, version: *version }.to_string()
-            }
-            ChangeError::Invalid { target, reason } => {
-                format!("{}: {}", hash.mask(target), crate::metrics::chain(reason))
-            }
-            _ => crate::metrics::chain(error),
-        }
+    fn log_change(
+        &self,
+        version: u64,
+        info: &ChangeInfo,
+        target: &Target,
+        before: Option<&Override>,
+        after: Option<&Override>,
+    ) {
+        let text = |entry: Option<&Override>| entry.map_or_else(|| "-".to_owned(), format::write);
+        let target = target.to_string();
+        tracing::info!(
+            target: "sluicegate::audit",
+            version,
+            author = info.author,
+            reason = info.reason,
+            override_target = %self.context.logged(&target),
+            before = text(before),
+            after = text(after),
+            "override changed"
+        );
     }
 
     /// Records an action in the audit log that changes no override, such as the reset of a counter.
@@ -348,11 +344,10 @@ impl OverrideSync {
     ///
     /// Returns an error if the store cannot be written.
     pub async fn record_action(&self, info: ChangeInfo) -> Result<(), ChangeError> {
-        let info = ChangeInfo { at: self.clock.now().get(), ..info };
-        let mut state = self.state.lock().await;
-        self.write(&mut state, &[], &info).await?;
+        let info = ChangeInfo { at: self.context.clock.now().get(), ..info };
+        let version = self.write(&[], &info).await?.version;
         let ChangeInfo { author, reason, .. } = info;
-        tracing::info!(target: "sluicegate::audit", version = state.cursor.version, author, reason, "operator action");
+        tracing::info!(target: "sluicegate::audit", version, author, reason, "operator action");
         Ok(())
     }
 
@@ -368,7 +363,6 @@ impl OverrideSync {
         until: Option<Micros>,
         info: ChangeInfo,
     ) -> Result<AppliedChange, ChangeError> {
-        let at = self.clock.now();
         let request = ChangeRequest {
             target: Target::Switch(scope.clone()),
             value: value.map(str::to_owned),
@@ -376,24 +370,32 @@ impl OverrideSync {
             expected: None,
         };
         self.check(std::slice::from_ref(&request), &info)?;
-        let mut state = self.state.lock().await;
-        let before = state.overrides.switches(Origin::Instance).find(|switch| switch.target == request.target).cloned();
-        let after = value.map(|value| new_override(&request, value, &info, at));
-        match &after {
-            Some(switch) => state.overrides.set_switch(switch, Origin::Instance),
-            None => drop(state.overrides.clear_switch(scope, Origin::Instance)),
-        }
-        let ChangeInfo { author, reason, .. } = &info;
-        tracing::info!(target: "sluicegate::audit", author, reason, override_target = %self.logged(&request.target.to_string()), after = value, "override of this instance changed");
-        self.publish(&state);
-        Ok(AppliedChange { version: 0, info, changes: vec![(request.target, before, after)] })
+        let after = request.entry(&info, self.context.clock.now());
+        let set = |overrides: &mut Overrides| {
+            let before = overrides.switches(Origin::Instance).find(|switch| switch.target == request.target).cloned();
+            match &after {
+                Some(switch) => overrides.set_switch(switch, Origin::Instance),
+                None => drop(overrides.clear_switch(scope, Origin::Instance)),
+            }
+            before
+        };
+        let before = self.edit(set).await;
+        tracing::info!(
+            target: "sluicegate::audit",
+            author = info.author,
+            reason = info.reason,
+            override_target = %self.context.logged(&request.target.to_string()),
+            after = value,
+            "override of this instance changed"
+        );
+        let changes = vec![ChangedOverride { target: request.target, before, after, refunded_hits: 0 }];
+        Ok(AppliedChange { version: 0, info, changes })
     }
 
     /// Returns the override that a change would set now, without setting it; `None` if it removes an override.
     #[must_use]
     pub fn new_override(&self, request: &ChangeRequest) -> Option<Override> {
-        let value = request.value.as_deref()?;
-        Some(new_override(request, value, &ChangeInfo::default(), self.clock.now()))
+        request.entry(&ChangeInfo::default(), self.context.clock.now())
     }
 
     /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
@@ -402,11 +404,11 @@ impl OverrideSync {
     ///
     /// Returns an error if Redis cannot be reached.
     pub async fn audit_log(&self, before: u64, max_changes: usize) -> Result<Vec<AppliedChange>, StoreError> {
-        let changes = match &self.store {
-            OverrideStore::Journal(journal) => lock(journal).changes(before, max_changes),
-            OverrideStore::Redis(redis) => redis.override_log(before, max_changes).await?,
+        let changes = match &self.replication {
+            Replication::Redis(redis) => redis.audit_log(before, max_changes).await?,
+            Replication::Journal(journal) => journal.audit_log(before, max_changes),
         };
-        Ok(changes.into_iter().map(applied_change).collect())
+        Ok(changes.iter().map(AppliedChange::read).collect())
     }
 
     /// Returns the changes after `version` that this instance has applied recently, the oldest first.
@@ -414,21 +416,23 @@ impl OverrideSync {
     /// Returns `None` while a synchronisation is in progress, which may wait for Redis.
     #[must_use]
     pub fn changes_after(&self, version: u64) -> Option<Vec<AppliedChange>> {
-        let state = self.state.try_lock().ok()?;
-        let changes: Vec<Change> = match &self.store {
-            OverrideStore::Journal(_) if state.cursor.version <= version => Vec::new(),
-            OverrideStore::Journal(journal) => {
-                let mut changes = lock(journal).changes(u64::MAX, MAX_RECENT_CHANGES);
-                changes.retain(|change| change.version > version);
-                changes.reverse();
-                changes
-            }
-            OverrideStore::Redis(_) => state.recent.iter().filter(|change| change.version > version).cloned().collect(),
+        let changes = match &self.replication {
+            Replication::Redis(redis) => redis.changes_after(version)?,
+            Replication::Journal(journal) => journal.changes_after(version)?,
         };
-        Some(changes.into_iter().map(applied_change).collect())
+        Some(changes.iter().map(AppliedChange::read).collect())
     }
 
-    /// Returns the store of the overrides.
+    /// Returns the exchange of overrides with other instances; `None` if they share a Redis.
+    #[must_use]
+    pub fn member_exchange(&self) -> Option<MemberExchange> {
+        match &self.replication {
+            Replication::Redis(_) => None,
+            Replication::Journal(journal) => Some(MemberExchange::new(Arc::clone(journal))),
+        }
+    }
+
+    /// Returns the store of rule sets.
     pub(super) const fn store(&self) -> &OverrideStore {
         &self.store
     }
@@ -436,36 +440,32 @@ impl OverrideSync {
     /// Returns the state of the synchronisation with the store.
     #[must_use]
     pub fn status(&self) -> Status {
-        lock(&self.status).clone()
+        self.context.status()
     }
-}
-
-fn new_override(request: &ChangeRequest, value: &str, info: &ChangeInfo, at: Micros) -> Override {
-    Override {
-        target: request.target.clone(),
-        value: value.into(),
-        until: request.until,
-        author: info.author.as_str().into(),
-        reason: info.reason.as_str().into(),
-        at,
-        version: 0,
-    }
-}
-
-fn all_versioned(overrides: &Overrides) -> Vec<Versioned> {
-    let versioned = |entry: Override| (entry.target.to_string(), entry.version, format::write(&entry));
-    overrides.iter().map(versioned).collect()
-}
-
-fn applied_change(change: Change) -> AppliedChange {
-    let version = change.version;
-    let changes = change.changes.into_iter().filter_map(|OverrideChange { target, before, after }| {
-        let read = |text: Option<String>, version| text.and_then(|text| format::read(&target, version, &text));
-        Some((Target::parse(&target).ok()?, read(before, 0), read(after, version)))
-    });
-    AppliedChange { version, changes: changes.collect(), info: serde_json::from_str(&change.info).unwrap_or_default() }
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        testing::{advance, by_alice, journal, member},
+        *,
+    };
+
+    #[tokio::test]
+    async fn a_snapshot_is_published_when_a_switch_expires() {
+        let member = member();
+        let until = member.context.clock.now() + Micros::from_secs(1);
+        member.switch_this_instance(&Scope::Everything, Some("off"), Some(until), by_alice()).await.unwrap();
+        let snapshot = member.context.reloader.rules().load_full();
+        assert_eq!(snapshot.modes().in_force().len(), 1);
+        journal(&member).poll().await;
+        assert!(Arc::ptr_eq(&snapshot, &member.context.reloader.rules().load_full()));
+        advance(&member, 2_000_000);
+        journal(&member).poll().await;
+        assert!(member.context.reloader.rules().load().modes().in_force().is_empty());
+    }
 }

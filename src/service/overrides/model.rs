@@ -8,14 +8,19 @@
 //! - **Liveness**: when all messages have arrived, all members have the latest change that was not lost with a journal.
 //!   A later change of an operator reaches all members, independently of earlier messages.
 
-use std::{collections::BTreeMap, sync::atomic::Ordering::Relaxed};
+use std::collections::BTreeMap;
 
 use tokio::runtime::{Builder, Runtime};
 
 use sluicegate_testing::model_checker::{self, Model, explore, hash, hash_unordered, pairs};
 
-use super::{merge::tests::member, peer_limits::ValidVersions, *};
+use super::{
+    peer_limits::ValidVersions,
+    testing::{advance, exchange, member},
+    *,
+};
 use crate::algorithm::MAX_NUMBER;
+use crate::store::overrides::{Change, OverrideChange};
 
 const TARGET: &str = "limit|api|user=bob";
 
@@ -122,8 +127,7 @@ impl OverrideModel {
     /// Moves the clock of each member.
     fn advance(&self) {
         for member in &self.members {
-            let Clock::Manual(micros) = &member.clock else { panic!("the clock is set by hand") };
-            micros.fetch_add(1_000_000, Relaxed);
+            advance(member, 1_000_000);
         }
     }
 
@@ -137,7 +141,7 @@ impl OverrideModel {
         let changes = vec![Change { version, id: format!("lie {number}"), info, changes: vec![change] }];
         let overrides = vec![(TARGET.to_owned(), version, text)];
         let lie = PeerOverrides { changes, overrides, ..PeerOverrides::default() };
-        self.runtime.block_on(self.members[to].merge(lie)).unwrap();
+        self.runtime.block_on(exchange(&self.members[to]).merge(lie)).unwrap();
     }
 
     /// Sends everything from each member to each other one, twice.
@@ -166,7 +170,7 @@ impl OverrideModel {
     }
 
     fn all(&self, member: usize) -> PeerOverrides {
-        self.runtime.block_on(self.members[member].changes_for_peer(None))
+        self.runtime.block_on(exchange(&self.members[member]).changes_for_peer(None))
     }
 
     /// Returns the value of a member. A removed override has the version of its removal.
@@ -205,7 +209,7 @@ impl OverrideModel {
 
     fn send(&mut self, from: usize, to: usize, all: bool) {
         let after = self.positions.get(&(from, to)).copied().filter(|_| !all);
-        let changes = self.runtime.block_on(self.members[from].changes_for_peer(after));
+        let changes = self.runtime.block_on(exchange(&self.members[from]).changes_for_peer(after));
         self.messages.insert(self.next_message, Message { from, to, changes });
         self.next_message += 1;
     }
@@ -225,14 +229,14 @@ impl OverrideModel {
             }
             Fault::None | Fault::IgnoredCondition => {}
         }
-        let merged = self.runtime.block_on(self.members[*to].merge(changes)).unwrap();
+        let merged = self.runtime.block_on(exchange(&self.members[*to]).merge(changes)).unwrap();
         if !merged.is_deferred {
             self.positions.insert((*from, *to), position);
         }
     }
 
     fn crash(&mut self, member: usize) {
-        self.members[member] = merge::tests::member();
+        self.members[member] = testing::member();
         self.latest[member] = (0, None);
         // The others connect again.
         self.positions.retain(|(from, to), _| *from != member && *to != member);
@@ -280,7 +284,7 @@ impl Model for OverrideModel {
             }
             events.extend((self.crashes > 0).then_some(Event::Crash(member)));
             if self.lies > 0 {
-                let versions = ValidVersions::at(self.members[member].clock.now());
+                let versions = ValidVersions::at(self.members[member].context.clock.now());
                 let highest = versions.highest();
                 events.extend([1, highest, highest + 1, MAX_NUMBER].map(|version| Event::Lie { to: member, version }));
             }

@@ -3,7 +3,10 @@
 //! A member is limited to changes that operators can make by the admin API, and to versions that leave higher ones for
 //! all later changes.
 
-use super::{MAX_AUTHOR_BYTES, MAX_REASON_BYTES, MAX_VALUE_BYTES, format, rule_sets};
+use super::{
+    format::{self, MAX_TEXT_BYTES},
+    rule_sets,
+};
 use crate::{
     algorithm::{MAX_NUMBER, Micros},
     engine::{
@@ -20,8 +23,6 @@ const VERSIONS_WITHOUT_CLOCK: u64 = 1 << 40;
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(86_400);
 /// Maximum length of the text of a target. [`Target::parse`] has a lower one for its normal form.
 const MAX_TARGET_BYTES: usize = 4_096;
-/// Maximum length of the text of an override. Each byte of its parts can have six in JSON.
-const MAX_TEXT_BYTES: usize = 6 * (MAX_VALUE_BYTES + MAX_AUTHOR_BYTES + MAX_REASON_BYTES) + 256;
 /// Maximum length of the id of a change.
 const MAX_ID_BYTES: usize = 256;
 /// Maximum length of the information about a change. The reason may contain notes about conflicts.
@@ -88,39 +89,72 @@ impl ValidVersions {
     }
 }
 
-/// Returns whether an override of another member is one that an operator could have set.
-pub(super) fn is_valid_override(target: &str, text: &str, overrides: &Overrides, options: Options) -> bool {
-    if target.len() > MAX_TARGET_BYTES || text.len() > MAX_TEXT_BYTES {
-        return false;
-    }
-    let Some(entry) = format::read(target, 0, text) else {
-        return false;
-    };
-    let fits = entry.value.len() <= MAX_VALUE_BYTES
-        && entry.author.len() <= MAX_AUTHOR_BYTES
-        && entry.reason.len() <= MAX_REASON_BYTES;
-    if !fits {
-        return false;
-    }
-    if let Target::Rules(slot) = entry.target {
-        return rule_sets::is_valid_value(slot, &entry.value);
-    }
-    overrides.can_put(&entry, options).is_ok()
+/// A change of another member, read from its message.
+pub(super) struct ReceivedChange {
+    pub(super) version: u64,
+    pub(super) id: String,
+    pub(super) info: String,
+    pub(super) overrides: Vec<ReceivedOverride>,
 }
 
-/// Returns whether a change of another member is one that an operator could have made.
-pub(super) fn is_valid_change(change: &Change, overrides: &Overrides, options: Options) -> bool {
-    let fits = change.id.len() <= MAX_ID_BYTES
-        && change.info.len() <= MAX_INFO_BYTES
-        && change.changes.len() <= MAX_CHANGES
-        && change.changes.iter().all(|one| one.before.as_ref().is_none_or(|text| text.len() <= MAX_TEXT_BYTES));
-    if !fits {
-        return false;
+/// An override of another member, read from its message.
+pub(super) struct ReceivedOverride {
+    pub(super) target: Target,
+    /// Its text before the change, if it comes with a change.
+    pub(super) before: Option<String>,
+    /// Its value, or `None` if it was removed.
+    pub(super) after: Option<ReceivedValue>,
+}
+
+/// The value of an override, as text and as it was read.
+pub(super) struct ReceivedValue {
+    pub(super) text: String,
+    pub(super) entry: Override,
+}
+
+/// Reads the value of a target. Returns `None` if no operator could have set it.
+pub(super) fn read_value(
+    target: &Target,
+    version: u64,
+    text: String,
+    overrides: &Overrides,
+    options: Options,
+) -> Option<ReceivedValue> {
+    let entry = format::read_value(target, version, &text)?;
+    let is_valid = match entry.target {
+        Target::Rules(slot) => rule_sets::is_valid_value(slot, &entry.value),
+        _ => overrides.can_put(&entry, options).is_ok(),
+    };
+    if is_valid { Some(ReceivedValue { text, entry }) } else { None }
+}
+
+/// Reads a target. Returns `None` if no operator could have named it.
+pub(super) fn read_target(text: &str) -> Option<Target> {
+    if text.len() > MAX_TARGET_BYTES {
+        return None;
     }
-    change.changes.iter().all(|OverrideChange { target, after, .. }| match after {
-        Some(text) => is_valid_override(target, text, overrides, options),
-        None => target.len() <= MAX_TARGET_BYTES && Target::parse(target).is_ok(),
-    })
+    Target::parse(text).ok()
+}
+
+/// Reads a change of another member. Returns `None` if no operator could have made it.
+pub(super) fn read_change(change: Change, overrides: &Overrides, options: Options) -> Option<ReceivedChange> {
+    let Change { version, id, info, changes } = change;
+    if id.len() > MAX_ID_BYTES || info.len() > MAX_INFO_BYTES || changes.len() > MAX_CHANGES {
+        return None;
+    }
+    let mut received = ReceivedChange { version, id, info, overrides: Vec::new() };
+    for OverrideChange { target, before, after } in changes {
+        if before.as_ref().is_some_and(|text| text.len() > MAX_TEXT_BYTES) {
+            return None;
+        }
+        let target = read_target(&target)?;
+        let mut value = None;
+        if let Some(text) = after {
+            value = Some(read_value(&target, version, text, overrides, options)?);
+        }
+        received.overrides.push(ReceivedOverride { target, before, after: value });
+    }
+    Some(received)
 }
 
 /// Returns the bytes of a change.
@@ -164,7 +198,10 @@ pub(super) const fn has_room_for_override(text: &str, override_bytes: usize) -> 
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{
+        super::{MAX_AUTHOR_BYTES, MAX_REASON_BYTES, MAX_VALUE_BYTES},
+        *,
+    };
 
     const NOW: Micros = Micros::from_secs(1_763_672_400);
 
@@ -207,11 +244,7 @@ mod tests {
     fn only_overrides_that_operators_can_set_are_valid() {
         let is_valid = |target: &str, text: &str| {
             let (overrides, options) = (Overrides::default(), Options::default());
-            assert_eq!(
-                is_valid_change(&change(target, Some(text)), &overrides, options),
-                is_valid_override(target, text, &overrides, options)
-            );
-            is_valid_override(target, text, &overrides, options)
+            read_change(change(target, Some(text)), &overrides, options).is_some()
         };
         let target = "limit|api|user=bob";
         assert!(is_valid(target, &text("5/day", "alice", "")));
@@ -242,7 +275,8 @@ mod tests {
 
     #[test]
     fn only_changes_that_operators_can_make_are_valid() {
-        let is_valid = |change: &Change| is_valid_change(change, &Overrides::default(), Options::default());
+        let is_valid =
+            |change: &Change| read_change(change.clone(), &Overrides::default(), Options::default()).is_some();
         let removal = change("limit|api|user=bob", None);
         assert!(is_valid(&removal));
         assert!(!is_valid(&change("limit|", None)));

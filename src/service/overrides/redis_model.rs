@@ -16,7 +16,11 @@ use tokio::{
 
 use sluicegate_testing::model_checker::{self, Model, explore, hash};
 
-use super::{merge::tests::member_of, *};
+use super::{
+    change::all_versioned,
+    testing::{member_of, redis as replication},
+    *,
+};
 use crate::store::{
     Redis,
     redis::controlled::{ControlledRedis, WaitingCall, arguments, with_arguments},
@@ -187,7 +191,8 @@ impl RedisModel {
         let sync = Arc::clone(&self.instances[instance].sync);
         let fault = self.setup.fault;
         self.start(instance, None, "poll", async move {
-            let mut state = sync.state.lock().await;
+            let replication = replication(&sync);
+            let mut state = replication.state.lock().await;
             match fault {
                 Fault::NoResend => state.recent.clear(),
                 Fault::SkippedChanges => {
@@ -196,8 +201,8 @@ impl RedisModel {
                 }
                 _ => {}
             }
-            let result = sync.poll_store(&mut state).await;
-            sync.note_sync(&state, result);
+            let result = replication.synchronise(&mut state).await;
+            sync.context.note_sync(state.cursor.version, result);
             Ok(())
         });
     }
@@ -411,7 +416,7 @@ impl Instance {
 
     /// Describes the state, while no task holds it.
     fn state(&self) -> String {
-        let state = self.sync.state.try_lock().unwrap();
+        let state = replication(&self.sync).state.try_lock().unwrap();
         let mut overrides = all_versioned(&state.overrides);
         overrides.sort();
         format!("{:?} {overrides:?} {:?} {:?}", state.cursor, state.recent, state.before_recent)
@@ -419,7 +424,7 @@ impl Instance {
 
     fn version(&self, target: usize) -> Version {
         // While a task changes the state, operators see the published overrides.
-        let rules = self.sync.reloader.rules().load();
+        let rules = self.sync.context.reloader.rules().load();
         let entry = rules.overrides().get(&Target::parse(TARGETS[target]).unwrap());
         entry.map_or((0, 0), |entry| (entry.version, entry.reason.parse().unwrap()))
     }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     engine::{
-        Estimate, Override, OverrideKind, RankBy, Snapshot, StoreError, TopEntities, TopEntity, bound_hits,
+        Estimate, OverrideKind, RankBy, Snapshot, StoreError, TopEntities, TopEntity, bound_hits,
         overrides::{KnownNames, Origin, Scope, Target},
     },
     rules::Entry,
@@ -138,10 +138,9 @@ impl AdminService for Service {
             return self.switch_this_instance(&requests, info, warnings).await;
         }
         let applied = self.admin.put(&requests, info, request.additive).await;
-        let (applied, refunded) = applied.map_err(|error| reject(&error))?;
+        let applied = applied.map_err(|error| reject(&error))?;
         let version = applied.version;
-        let changes = override_changes(applied, Origin::Store).into_iter().zip(refunded);
-        let changes = changes.map(|(change, refunded_hits)| api::OverrideChange { refunded_hits, ..change }).collect();
+        let changes = override_changes(applied, Origin::Store);
         Ok(Response::new(api::PutOverridesResponse { version, changes, warnings }))
     }
 
@@ -591,14 +590,16 @@ fn reject_unknown_names(warnings: &[String]) -> Status {
 }
 
 fn override_changes(applied: AppliedChange, origin: Origin) -> Vec<api::OverrideChange> {
-    let write = |entry: Option<Override>| entry.map(|entry| write_override(&entry, origin));
-    let change = |(target, before, after)| api::OverrideChange {
-        target: Some(write_target(&target)),
-        before: write(before),
-        after: write(after),
-        refunded_hits: 0,
-    };
-    applied.changes.into_iter().map(change).collect()
+    let mut changes = Vec::new();
+    for changed in applied.changes {
+        changes.push(api::OverrideChange {
+            target: Some(write_target(&changed.target)),
+            before: changed.before.map(|entry| write_override(&entry, origin)),
+            after: changed.after.map(|entry| write_override(&entry, origin)),
+            refunded_hits: changed.refunded_hits,
+        });
+    }
+    changes
 }
 
 fn read_descriptor(descriptor: Option<api::Descriptor>) -> Result<(String, Vec<(String, String)>), Status> {

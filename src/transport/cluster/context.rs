@@ -6,7 +6,7 @@ use tokio::sync::{Mutex, watch};
 
 use super::{Phase, members::Members, received::ReadBudget, settings::TlsSettings, violation::Violations};
 use crate::{
-    service::{Activity, Clock, OverrideSync},
+    service::{Activity, Clock, overrides::MemberExchange},
     store::peers::Peers,
 };
 
@@ -15,7 +15,8 @@ pub(super) struct Context {
     pub(super) peers: Arc<Peers>,
     pub(super) members: Arc<Members>,
     pub(super) clock: Clock,
-    pub(super) overrides: Arc<OverrideSync>,
+    /// The exchange of overrides; `None` if they are in Redis.
+    pub(super) overrides: Option<MemberExchange>,
     pub(super) activity: Arc<Activity>,
     pub(super) violations: Arc<Violations>,
     /// Bytes of unfinished responses.

@@ -59,7 +59,7 @@ use super::{
 use crate::{
     budget::{Budget, Victim},
     metrics::{Instrument, Label, LogThrottle, Meter, observe_gauge},
-    service::{Activity, Clock, OverrideSync},
+    service::{Activity, Clock, overrides::MemberExchange},
     store::peers::Peers,
 };
 
@@ -125,7 +125,7 @@ impl Cluster {
     pub async fn bind(
         settings: &Settings,
         peers: Arc<Peers>,
-        overrides: Arc<OverrideSync>,
+        overrides: Option<MemberExchange>,
         activity: Arc<Activity>,
         clock: Clock,
     ) -> Result<Self, ClusterError> {
@@ -149,7 +149,7 @@ impl Cluster {
             members: Arc::clone(&members),
             clock: clock.clone(),
             phase: in_phase.clone(),
-            overrides: Arc::clone(&overrides),
+            overrides: overrides.clone(),
             activity: Arc::clone(&activity),
             callers: Callers::default(),
             answers: Answers::new(&input),

@@ -6,7 +6,7 @@ use prost::Message as _;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 use tokio::{
     runtime::Handle,
-    sync::watch,
+    sync::{Mutex, watch},
     time::{Instant, sleep, sleep_until},
 };
 
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     metrics::LogThrottle,
-    service::overrides::{Merged, PeerOverrides, PeerRuleSets},
+    service::overrides::{MemberExchange, Merged, PeerOverrides, PeerRuleSets},
     store::{StoreError, overrides::OverrideStoreError},
 };
 
@@ -58,7 +58,8 @@ pub(super) struct OverridesFollower {
     retry_pause: Duration,
     changes: Allowance,
     bytes: Allowance,
-    rule_sets: PeerRuleSets,
+    /// Locked by the task that merges a page.
+    rule_sets: Arc<Mutex<PeerRuleSets>>,
     /// Whether merged values are not in force yet.
     is_merging: bool,
     log_ignored: LogThrottle,
@@ -84,7 +85,7 @@ impl OverridesFollower {
             retry_pause: RETRY.0,
             changes: Allowance::new(CHANGES.0, CHANGES.1),
             bytes: Allowance::new(BYTES.0, BYTES.1),
-            rule_sets: PeerRuleSets::default(),
+            rule_sets: Arc::default(),
             is_merging: false,
             log_ignored: LogThrottle::default(),
             log_unstored: LogThrottle::default(),
@@ -100,9 +101,11 @@ impl OverridesFollower {
         positions: &mut watch::Receiver<OverridesPosition>,
         merged: &watch::Sender<u64>,
     ) -> Result<(), FollowError> {
-        if self.is_merging {
+        if self.is_merging
+            && let Some(exchange) = self.context.overrides.clone()
+        {
             // The connection ended during an exchange.
-            let _ = self.end_merge().await;
+            let _ = self.end_merge(exchange).await;
         }
         loop {
             let position = *positions.borrow_and_update();
@@ -130,15 +133,14 @@ impl OverridesFollower {
     ///
     /// If they cannot be stored, for example because the disk is full, the next attempt is made after a pause.
     async fn exchange(&mut self, calls: &mut Calls, position: OverridesPosition) -> Result<(), FollowError> {
-        if self.context.overrides.position().is_none() {
-            // They are in Redis.
+        let Some(exchange) = self.context.overrides.clone() else {
             self.fetched = position;
             return Ok(());
-        }
+        };
         if self.fetched.epoch != position.epoch {
             self.merged = None;
         }
-        let Exchanged { position: until, merged, error } = self.merge_pages(calls).await?;
+        let Exchanged { position: until, merged, error } = self.merge_pages(calls, exchange).await?;
         self.fetched = OverridesPosition { epoch: position.epoch, changes: until };
         if error.is_none() && !merged.is_deferred {
             self.merged = Some(until);
@@ -164,7 +166,7 @@ impl OverridesFollower {
         Ok(())
     }
 
-    async fn merge_pages(&mut self, calls: &mut Calls) -> Result<Exchanged, FollowError> {
+    async fn merge_pages(&mut self, calls: &mut Calls, exchange: MemberExchange) -> Result<Exchanged, FollowError> {
         let request = proto::OverridesRequest { protocol: PROTOCOL, after: self.merged };
         let mut pages = calls.overrides(request).await?;
         let mut exchanged = Exchanged { position: 0, merged: Merged::default(), error: None };
@@ -188,7 +190,7 @@ impl OverridesFollower {
                 sleep(wait).await;
             }
             exchanged.position = page.position;
-            match self.merge_page(message::decode_overrides(page)).await {
+            match self.merge_page(exchange.clone(), message::decode_overrides(page)).await {
                 Ok(merged) => {
                     // The last page may never come.
                     self.report(&merged);
@@ -200,7 +202,7 @@ impl OverridesFollower {
                 }
             }
         };
-        match self.end_merge().await {
+        match self.end_merge(exchange).await {
             Ok(merged) => exchanged.merged.add(merged),
             Err(error) => exchanged.error = exchanged.error.or(Some(error)),
         }
@@ -208,28 +210,21 @@ impl OverridesFollower {
     }
 
     /// Merges one page. The merge goes on if this follower is dropped: a change in the journal must come into force.
-    async fn merge_page(&mut self, page: PeerOverrides) -> Result<Merged, OverrideStoreError> {
-        let overrides = Arc::clone(&self.context.overrides);
-        let mut rule_sets = std::mem::take(&mut self.rule_sets);
+    async fn merge_page(
+        &mut self,
+        exchange: MemberExchange,
+        page: PeerOverrides,
+    ) -> Result<Merged, OverrideStoreError> {
         self.is_merging = true;
-        let merging = tokio::spawn(async move {
-            let merged = overrides.merge_page(page, &mut rule_sets).await;
-            (merged, rule_sets)
-        });
-        let (merged, rule_sets) = merging.await.map_err(|_| OverrideStoreError::Redis(StoreError::Missing))?;
-        self.rule_sets = rule_sets;
-        merged
+        let rule_sets = Arc::clone(&self.rule_sets);
+        let merging = tokio::spawn(async move { exchange.merge_page(page, &mut *rule_sets.lock().await).await });
+        merging.await.map_err(|_| StoreError::Missing)?
     }
 
-    async fn end_merge(&mut self) -> Result<Merged, OverrideStoreError> {
-        let overrides = Arc::clone(&self.context.overrides);
-        let mut rule_sets = std::mem::take(&mut self.rule_sets);
-        let ending = tokio::spawn(async move {
-            let merged = overrides.end_merge(&mut rule_sets).await;
-            (merged, rule_sets)
-        });
-        let (merged, rule_sets) = ending.await.map_err(|_| OverrideStoreError::Redis(StoreError::Missing))?;
-        self.rule_sets = rule_sets;
+    async fn end_merge(&mut self, exchange: MemberExchange) -> Result<Merged, OverrideStoreError> {
+        let rule_sets = Arc::clone(&self.rule_sets);
+        let ending = tokio::spawn(async move { exchange.end_merge(&mut *rule_sets.lock().await).await });
+        let merged = ending.await.map_err(|_| StoreError::Missing)?;
         self.is_merging = false;
         merged
     }
@@ -256,10 +251,11 @@ impl Drop for OverridesFollower {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        if self.is_merging {
-            let overrides = Arc::clone(&self.context.overrides);
-            let mut rule_sets = std::mem::take(&mut self.rule_sets);
-            runtime.spawn(async move { drop(overrides.end_merge(&mut rule_sets).await) });
+        if self.is_merging
+            && let Some(exchange) = self.context.overrides.clone()
+        {
+            let rule_sets = Arc::clone(&self.rule_sets);
+            runtime.spawn(async move { drop(exchange.end_merge(&mut *rule_sets.lock().await).await) });
         }
     }
 }

@@ -25,7 +25,10 @@ use super::{
 };
 use crate::{
     metrics::LogThrottle,
-    service::{Activity, Clock, OverrideSync},
+    service::{
+        Activity, Clock,
+        overrides::{MemberExchange, PeerOverrides},
+    },
     store::peers::{CounterCopy, Peers, Pull},
 };
 
@@ -44,7 +47,8 @@ pub(super) struct Service {
     pub(super) members: Arc<Members>,
     pub(super) clock: Clock,
     pub(super) phase: watch::Receiver<Phase>,
-    pub(super) overrides: Arc<OverrideSync>,
+    /// The exchange of overrides; `None` if they are in Redis.
+    pub(super) overrides: Option<MemberExchange>,
     pub(super) activity: Arc<Activity>,
     pub(super) callers: Callers,
     pub(super) answers: Answers,
@@ -73,11 +77,15 @@ impl ClusterService for Service {
         let request = request.into_inner();
         check_protocol(request.protocol)?;
         let joined = *self.phase.borrow() == Phase::Following;
-        let mut override_positions = self.overrides.positions();
+        let mut override_positions = match &self.overrides {
+            Some(overrides) => overrides.positions(),
+            // Never changes.
+            None => watch::channel(0).1,
+        };
         let hello = || proto::PullResponse {
             origin: self.peers.epoch(),
             joined,
-            overrides_position: self.overrides.position().unwrap_or_default(),
+            overrides_position: self.overrides.as_ref().map(MemberExchange::position).unwrap_or_default(),
             ..proto::PullResponse::default()
         };
         if request.leaving {
@@ -159,9 +167,13 @@ impl ClusterService for Service {
         let caller = caller_of(&request);
         let request = request.into_inner();
         check_protocol(request.protocol)?;
-        let overrides = Arc::clone(&self.overrides);
+        let exchange = self.overrides.clone();
         let parts = stream::once(async move {
-            let pages = message::encode_overrides(overrides.changes_for_peer(request.after).await);
+            let overrides = match exchange {
+                Some(exchange) => exchange.changes_for_peer(request.after).await,
+                None => PeerOverrides::default(),
+            };
+            let pages = message::encode_overrides(overrides);
             let bytes = pages.iter().map(Message::encoded_len).sum();
             Part { bytes, pages: Box::new(pages.into_iter()) as Box<_> }
         });

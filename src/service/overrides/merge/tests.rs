@@ -1,36 +1,15 @@
 //! Unit tests of the exchange of overrides.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
-
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
-use super::*;
-use crate::{
-    algorithm::MAX_NUMBER,
-    engine::{Statistics, StatisticsSettings},
-    rules::{Options, source::Source},
-    service::{
-        Clock,
-        overrides::{ChangeRequest, Settings},
-        reload::Reloader,
+use super::{
+    super::{
+        ChangeError, ChangeRequest, OverrideSync,
+        testing::{advance, exchange, journal, member, member_with},
     },
+    *,
 };
-
-pub(in crate::service::overrides) fn member() -> Arc<OverrideSync> {
-    member_of(OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(None)))))
-}
-
-pub(in crate::service::overrides) fn member_of(store: OverrideStore) -> Arc<OverrideSync> {
-    let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
-    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
-    let options = Options::default();
-    let source = Source::BuiltIn(Vec::new());
-    let reloader = Reloader::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
-    OverrideSync::new(store, Settings::default(), options, clock, reloader, None)
-}
+use crate::algorithm::MAX_NUMBER;
 
 /// Sets the limit of a user; 0 to remove it.
 async fn set(member: &OverrideSync, user: &str, limit: u32) {
@@ -42,12 +21,12 @@ async fn set(member: &OverrideSync, user: &str, limit: u32) {
 
 /// Sends everything that one member has to another one.
 async fn send_all(from: &OverrideSync, to: &OverrideSync) {
-    to.merge(from.changes_for_peer(None).await).await.unwrap();
+    exchange(to).merge(exchange(from).changes_for_peer(None).await).await.unwrap();
 }
 
 /// Returns the limit of each user.
 async fn limits(member: &OverrideSync) -> Vec<(String, u32)> {
-    let overrides = member.changes_for_peer(None).await.overrides;
+    let overrides = exchange(member).changes_for_peer(None).await.overrides;
     let read = |(target, version, text): Versioned| {
         let entry = format::read(&target, version, &text).unwrap();
         let limit = entry.value.split('/').next().unwrap().parse().unwrap();
@@ -71,14 +50,14 @@ fn of(user: &str, limit: u32) -> Vec<(String, u32)> {
 async fn the_higher_version_is_in_force_in_any_order() {
     let (one, other) = (member(), member());
     set(&one, "bob", 1).await;
-    let old = one.changes_for_peer(None).await;
+    let old = exchange(&one).changes_for_peer(None).await;
     send_all(&one, &other).await;
     set(&other, "bob", 2).await;
     send_all(&other, &one).await;
     assert_eq!(limits(&one).await, of("bob", 2));
     // The older value arrives again, and the newer one twice.
-    other.merge(old.clone()).await.unwrap();
-    other.merge(PeerOverrides { changes: Vec::new(), ..old }).await.unwrap();
+    exchange(&other).merge(old.clone()).await.unwrap();
+    exchange(&other).merge(PeerOverrides { changes: Vec::new(), ..old }).await.unwrap();
     send_all(&one, &other).await;
     send_all(&other, &one).await;
     for member in [&one, &other] {
@@ -87,7 +66,10 @@ async fn the_higher_version_is_in_force_in_any_order() {
     }
     // Without the audit log, the value alone is sufficient.
     let late = member();
-    late.merge(PeerOverrides { changes: Vec::new(), ..one.changes_for_peer(None).await }).await.unwrap();
+    exchange(&late)
+        .merge(PeerOverrides { changes: Vec::new(), ..exchange(&one).changes_for_peer(None).await })
+        .await
+        .unwrap();
     assert_eq!(limits(&late).await, of("bob", 2));
     // The next change of any member replaces the value.
     set(&late, "bob", 3).await;
@@ -109,7 +91,7 @@ async fn a_removed_override_does_not_return() {
     let late = member();
     send_all(&one, &late).await;
     let stale = vec![("limit|api|user=bob".to_owned(), 1, r#"{"w":"1/year","a":"alice","t":1}"#.to_owned())];
-    late.merge(PeerOverrides { overrides: stale, ..PeerOverrides::default() }).await.unwrap();
+    exchange(&late).merge(PeerOverrides { overrides: stale, ..PeerOverrides::default() }).await.unwrap();
     assert_eq!(limits(&late).await, []);
 }
 
@@ -118,9 +100,9 @@ async fn changes_at_the_same_time_are_noted_at_both_members() {
     let (one, other) = (member(), member());
     set(&one, "bob", 1).await;
     set(&other, "bob", 2).await;
-    let (first, second) = (one.changes_for_peer(None).await, other.changes_for_peer(None).await);
-    one.merge(second).await.unwrap();
-    other.merge(first).await.unwrap();
+    let (first, second) = (exchange(&one).changes_for_peer(None).await, exchange(&other).changes_for_peer(None).await);
+    exchange(&one).merge(second).await.unwrap();
+    exchange(&other).merge(first).await.unwrap();
     assert_eq!(limits(&one).await, limits(&other).await);
     for member in [&one, &other] {
         let reasons = reasons(member).await;
@@ -137,8 +119,11 @@ async fn a_conflict_is_noted_only_between_different_values() {
     set(&other, "bob", 1).await;
     send_all(&one, &other).await;
     set(&one, "bob", 2).await;
-    let all = one.changes_for_peer(None).await;
-    late.merge(PeerOverrides { changes: all.changes[1..].to_vec(), ..PeerOverrides::default() }).await.unwrap();
+    let all = exchange(&one).changes_for_peer(None).await;
+    exchange(&late)
+        .merge(PeerOverrides { changes: all.changes[1..].to_vec(), ..PeerOverrides::default() })
+        .await
+        .unwrap();
     assert_eq!(reasons(&other).await, ["to 1"]);
     assert_eq!(reasons(&late).await, ["to 2"]);
 }
@@ -151,14 +136,14 @@ async fn an_action_without_overrides_enters_the_audit_log_unless_it_is_older() {
         let changes = vec![Change { version, id: id.to_owned(), info, changes: Vec::new() }];
         PeerOverrides { changes, ..PeerOverrides::default() }
     };
-    one.merge(action("first", 1)).await.unwrap();
+    exchange(&one).merge(action("first", 1)).await.unwrap();
     send_all(&one, &other).await;
     assert_eq!(reasons(&other).await, ["reset"]);
     for limit in 1..=1_000 {
         set(&other, "eve", limit).await;
     }
     let log = reasons(&other).await;
-    other.merge(action("second", 1)).await.unwrap();
+    exchange(&other).merge(action("second", 1)).await.unwrap();
     assert_eq!(reasons(&other).await, log);
 }
 
@@ -167,20 +152,20 @@ async fn an_action_without_overrides_enters_the_audit_log_unless_it_is_older() {
 async fn values_with_an_invalid_version_are_ignored() {
     let (one, other) = (member(), member());
     set(&one, "bob", 1).await;
-    let valid = one.changes_for_peer(None).await;
+    let valid = exchange(&one).changes_for_peer(None).await;
     let with_version = |version| {
         let mut changes = valid.clone();
         changes.changes[0].version = version;
         changes.overrides[0].1 = version;
         changes
     };
-    let highest = ValidVersions::at(one.clock.now()).highest();
+    let highest = ValidVersions::at(one.context.clock.now()).highest();
     for version in [u64::MAX, MAX_NUMBER + 1, MAX_NUMBER, MAX_NUMBER / 2, highest + 100_000_000] {
-        let merged = other.merge(with_version(version)).await.unwrap();
+        let merged = exchange(&other).merge(with_version(version)).await.unwrap();
         assert_eq!((merged.ignored.versions, merged.is_deferred), (2, false), "{version}");
         assert_eq!((limits(&other).await, reasons(&other).await.len()), (Vec::new(), 0));
     }
-    assert_eq!(other.merge(valid).await.unwrap(), Merged::default());
+    assert_eq!(exchange(&other).merge(valid).await.unwrap(), Merged::default());
     assert_eq!(limits(&other).await, of("bob", 1));
 }
 
@@ -189,23 +174,22 @@ async fn values_with_an_invalid_version_are_ignored() {
 #[tokio::test]
 async fn a_change_after_the_highest_version_reaches_members_whose_clocks_are_behind() {
     let (ahead, behind) = (member(), member());
-    let advance = |member: &OverrideSync, micros| {
-        let Clock::Manual(clock) = &member.clock else { panic!("the clock is set by hand") };
-        clock.fetch_add(micros, Relaxed);
-    };
     advance(&ahead, 3_600_000_000);
-    let highest = ValidVersions::at(ahead.clock.now()).highest();
+    let highest = ValidVersions::at(ahead.context.clock.now()).highest();
     let text = r#"{"w":"6/year","a":"eve","t":1}"#.to_owned();
     let lie = vec![("limit|api|user=bob".to_owned(), highest, text)];
-    ahead.merge(PeerOverrides { overrides: lie, ..PeerOverrides::default() }).await.unwrap();
+    exchange(&ahead).merge(PeerOverrides { overrides: lie, ..PeerOverrides::default() }).await.unwrap();
     assert_eq!(limits(&ahead).await, of("bob", 6));
     set(&ahead, "bob", 1).await;
-    let all = ahead.changes_for_peer(None).await;
-    assert!(behind.merge(all.clone()).await.unwrap().is_deferred);
+    let all = exchange(&ahead).changes_for_peer(None).await;
+    assert!(exchange(&behind).merge(all.clone()).await.unwrap().is_deferred);
     assert_eq!(limits(&behind).await, []);
     advance(&behind, 3_600_001_000);
     advance(&ahead, 1_000);
-    assert_eq!(behind.merge(ahead.changes_for_peer(None).await).await.unwrap(), Merged::default());
+    assert_eq!(
+        exchange(&behind).merge(exchange(&ahead).changes_for_peer(None).await).await.unwrap(),
+        Merged::default()
+    );
     assert_eq!((limits(&behind).await, limits(&ahead).await), (of("bob", 1), of("bob", 1)));
     // The next change of the other member is the latest one.
     set(&behind, "bob", 2).await;
@@ -228,15 +212,17 @@ async fn a_journal_with_an_invalid_version_is_repaired() {
     };
     let lines = [kept, change("x", "eve", Some(stored)), change("y", "joe", None)];
     std::fs::write(&path, lines.map(|line| format!("{line}\n")).concat()).unwrap();
-    let repaired = member_of(OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(Some(path))))));
+    let repaired = member_with(Journal::new(Some(path)));
     repaired.start().await.unwrap();
     let other = member();
     let expected = [("bob".to_owned(), 6), ("eve".to_owned(), 6)];
-    assert_eq!(other.merge(repaired.changes_for_peer(None).await).await.unwrap(), Merged::default());
+    assert_eq!(
+        exchange(&other).merge(exchange(&repaired).changes_for_peer(None).await).await.unwrap(),
+        Merged::default()
+    );
     assert_eq!((limits(&repaired).await, limits(&other).await), (expected.to_vec(), expected.to_vec()));
     for member in [&repaired, &other] {
-        let Clock::Manual(clock) = &member.clock else { panic!("the clock is set by hand") };
-        clock.fetch_add(10_000, Relaxed);
+        advance(member, 10_000);
     }
     for (number, user) in [(1, "bob"), (2, "eve"), (3, "joe")] {
         set(&other, user, number).await;
@@ -253,7 +239,7 @@ async fn a_journal_with_an_invalid_version_is_repaired() {
 async fn overrides_that_no_operator_could_set_are_not_stored() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("overrides");
-    let one = member_of(OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(Some(path.clone()))))));
+    let one = member_with(Journal::new(Some(path.clone())));
     one.start().await.unwrap();
     let long = format!(r#"{{"w":"{}","a":"eve","t":1}}"#, "[".repeat(490_000));
     for (target, text) in [
@@ -266,7 +252,8 @@ async fn overrides_that_no_operator_could_set_are_not_stored() {
         let change = OverrideChange { target: target.to_owned(), before: None, after: Some(text.to_owned()) };
         let changes = vec![Change { version: 1, id: "x".into(), info: "{}".into(), changes: vec![change] }];
         let overrides = vec![(target.to_owned(), 1, text.to_owned())];
-        let merged = one.merge(PeerOverrides { changes, overrides, ..PeerOverrides::default() }).await.unwrap();
+        let merged =
+            exchange(&one).merge(PeerOverrides { changes, overrides, ..PeerOverrides::default() }).await.unwrap();
         assert_eq!(merged.ignored.overrides, 2, "{target} {text:.99}");
     }
     assert_eq!((std::fs::read_to_string(&path).unwrap(), limits(&one).await), (String::new(), Vec::new()));
@@ -283,27 +270,30 @@ fn rules_change(version: u64, digest: &str) -> PeerOverrides {
 async fn only_the_rule_sets_that_overrides_name_are_stored_and_only_with_their_digests() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("overrides");
-    let one = member_of(OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(Some(path))))));
+    let one = member_with(Journal::new(Some(path)));
     one.start().await.unwrap();
     let set = |text: &str| (rule_sets::digest_of(text), text.to_owned());
     let files = || std::fs::read_dir(folder.path()).unwrap().count();
     let (first, second) = (set("first"), set("second"));
     let unnamed = (0..3_000).map(|number: u32| set(&number.to_string())).collect();
-    one.merge(PeerOverrides { rule_sets: unnamed, ..rules_change(1, "directory") }).await.unwrap();
+    exchange(&one).merge(PeerOverrides { rule_sets: unnamed, ..rules_change(1, "directory") }).await.unwrap();
     assert_eq!(files(), 1);
     // A rule set under the digest of another one.
     let lie = vec![(first.0.clone(), "lie".to_owned())];
-    let merged = one.merge(PeerOverrides { rule_sets: lie, ..rules_change(2, &first.0) }).await.unwrap();
+    let merged = exchange(&one).merge(PeerOverrides { rule_sets: lie, ..rules_change(2, &first.0) }).await.unwrap();
     assert_eq!((merged.ignored.rule_sets, merged.is_deferred, files()), (1, true, 1));
     // The text arrives later.
     let rule_sets = vec![first.clone()];
-    let merged = one.merge(PeerOverrides { rule_sets, ..rules_change(2, &first.0) }).await.unwrap();
+    let merged = exchange(&one).merge(PeerOverrides { rule_sets, ..rules_change(2, &first.0) }).await.unwrap();
     assert_eq!((merged, files()), (Merged::default(), 2));
     assert_eq!(one.store.get_rule_set(&first.0).await.unwrap().as_deref(), Some("first"));
     // The next one replaces it.
-    one.merge(PeerOverrides { rule_sets: vec![second.clone()], ..rules_change(3, &second.0) }).await.unwrap();
+    exchange(&one)
+        .merge(PeerOverrides { rule_sets: vec![second.clone()], ..rules_change(3, &second.0) })
+        .await
+        .unwrap();
     assert_eq!((files(), one.store.get_rule_set(&first.0).await.unwrap()), (2, None));
-    let sent = one.changes_for_peer(Some(0)).await.rule_sets;
+    let sent = exchange(&one).changes_for_peer(Some(0)).await.rule_sets;
     assert_eq!(sent, [second], "others are not needed any more");
 }
 
@@ -311,9 +301,9 @@ async fn only_the_rule_sets_that_overrides_name_are_stored_and_only_with_their_d
 async fn a_peer_with_a_position_receives_only_the_changes_after_it() {
     let one = member();
     set(&one, "bob", 1).await;
-    let position = one.changes_for_peer(None).await.position;
+    let position = exchange(&one).changes_for_peer(None).await.position;
     set(&one, "eve", 2).await;
-    let next = one.changes_for_peer(Some(position)).await;
+    let next = exchange(&one).changes_for_peer(Some(position)).await;
     assert_eq!((next.changes.len(), next.overrides.len()), (1, 0));
 }
 
@@ -329,13 +319,15 @@ async fn a_rule_set_is_sent_once() {
         info: "{}".to_owned(),
         changes: vec![OverrideChange { target: "rules|candidate".into(), before: None, after: Some(text.clone()) }],
     };
-    let OverrideStore::Journal(journal) = &one.store else { panic!("a member has a journal") };
+    let journal = journal(&one);
     for id in [1, 2] {
-        let mut state = one.state.lock().await;
-        let (_, change) = one.write_journal(journal, &state, change(id)).await.unwrap();
-        one.apply(&mut state, &change);
+        let mut state = journal.state.lock().await;
+        journal.append(&state, &change(id)).await.unwrap();
+        let target = Target::Rules(RuleSetSlot::Candidate);
+        let entry = format::read_value(&target, id, &text).unwrap();
+        journal.replace(&mut state, &target, &NewValue::Set(entry));
     }
-    let sent = one.changes_for_peer(None).await;
+    let sent = exchange(&one).changes_for_peer(None).await;
     assert_eq!((sent.changes.len(), sent.rule_sets), (2, vec![(digest, "domain: api".to_owned())]));
 }
 
@@ -371,9 +363,9 @@ async fn all_members_agree_in_the_end() {
             match random.random_range(0..3) {
                 0 => set(&members[to], ["bob", "eve"][random.random_range(0..2)], random.random_range(0..4)).await,
                 1 => {
-                    let changes = members[from].changes_for_peer(positions[from][to]).await;
+                    let changes = exchange(&members[from]).changes_for_peer(positions[from][to]).await;
                     positions[from][to] = Some(changes.position);
-                    members[to].merge(changes).await.unwrap();
+                    exchange(&members[to]).merge(changes).await.unwrap();
                 }
                 _ => send_all(&members[from], &members[to]).await,
             }
@@ -394,14 +386,14 @@ async fn all_members_agree_in_the_end() {
 #[tokio::test]
 async fn every_change_moves_the_position_and_is_announced() {
     let one = member();
-    let mut positions = one.positions();
-    assert_eq!(one.position(), Some(0));
+    let mut positions = exchange(&one).positions();
+    assert_eq!(exchange(&one).position(), 0);
     for (limit, position) in [(7, 1), (8, 2)] {
         set(&one, "bob", limit).await;
         assert!(positions.has_changed().unwrap());
-        assert_eq!((one.position(), *positions.borrow_and_update()), (Some(position), position));
+        assert_eq!((exchange(&one).position(), *positions.borrow_and_update()), (position, position));
     }
-    one.publish(&*one.state.lock().await);
+    one.edit(|_| ()).await;
     assert!(!positions.has_changed().unwrap());
 }
 
@@ -409,9 +401,9 @@ async fn every_change_moves_the_position_and_is_announced() {
 async fn changes_that_cannot_be_written_to_the_journal_are_not_merged() {
     let folder = tempfile::tempdir().unwrap();
     let journal = Journal::new(Some(folder.path().join("missing/overrides")));
-    let (one, other) = (member(), member_of(OverrideStore::Journal(Arc::new(Mutex::new(journal)))));
+    let (one, other) = (member(), member_with(journal));
     set(&one, "bob", 1).await;
-    let error = other.merge(one.changes_for_peer(None).await).await.unwrap_err();
+    let error = exchange(&other).merge(exchange(&one).changes_for_peer(None).await).await.unwrap_err();
     assert!(matches!(error, OverrideStoreError::Journal(_)), "{error:?}");
     assert_eq!(limits(&other).await, []);
 }
@@ -424,7 +416,7 @@ async fn an_action_as_old_as_the_oldest_logged_change_enters_the_audit_log() {
     }
     let info = r#"{"author":"alice","reason":"reset"}"#.to_owned();
     let changes = vec![Change { version: 1, id: "reset".to_owned(), info, changes: Vec::new() }];
-    one.merge(PeerOverrides { changes, ..PeerOverrides::default() }).await.unwrap();
+    exchange(&one).merge(PeerOverrides { changes, ..PeerOverrides::default() }).await.unwrap();
     assert_eq!(reasons(&one).await[0], "reset");
 }
 
@@ -441,7 +433,8 @@ async fn a_full_table_rejects_changes_or_lets_them_wait() {
         let after = serde_json::json!({"w": "1/year", "a": "mallory", "r": "x".repeat(1_000), "t": 1}).to_string();
         let changes = vec![OverrideChange { target, before: None, after: Some(after) }];
         let change = Change { version: number, id: number.to_string(), info: "{}".into(), changes };
-        let merged = full.merge(PeerOverrides { changes: vec![change], ..PeerOverrides::default() }).await.unwrap();
+        let merged =
+            exchange(&full).merge(PeerOverrides { changes: vec![change], ..PeerOverrides::default() }).await.unwrap();
         ignored = merged.ignored.over_budget;
     }
     assert!(number > 200, "{number}");
@@ -456,15 +449,15 @@ async fn a_full_table_rejects_changes_or_lets_them_wait() {
     assert!(matches!(rejected, Err(ChangeError::Full)), "{rejected:?}");
     let long = "y".repeat(1_010);
     other.change(&[request(&long, Some("5/year"))], info()).await.unwrap();
-    let from_other = other.changes_for_peer(None).await;
+    let from_other = exchange(&other).changes_for_peer(None).await;
     let changes = PeerOverrides { overrides: Vec::new(), ..from_other.clone() };
     let overrides = PeerOverrides { changes: Vec::new(), ..from_other.clone() };
     for part in [changes, overrides] {
-        let merged = full.merge(part).await.unwrap();
+        let merged = exchange(&full).merge(part).await.unwrap();
         assert!(merged.is_deferred && merged.ignored.over_budget > 0, "{merged:?}");
     }
     let removed = [1, 2].map(|number| request(&format!("{}{number}", "x".repeat(1_000)), None));
     full.change(&removed, info()).await.unwrap();
-    assert!(!full.merge(from_other).await.unwrap().is_deferred);
+    assert!(!exchange(&full).merge(from_other).await.unwrap().is_deferred);
     assert!(limits(&full).await.contains(&(long, 5)));
 }

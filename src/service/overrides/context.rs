@@ -1,0 +1,201 @@
+//! [`Context`]: the parts of the service that both replications of overrides use.
+
+use std::{
+    borrow::Cow,
+    sync::{Arc, Mutex},
+    time::Instant,
+};
+
+use super::{
+    ChangeError, ChangeInfo, ChangeRequest, Status,
+    change::{NewValue, ReadOverride},
+    format, lock,
+};
+use crate::{
+    engine::{Override, Overrides, ValueHash, overrides::Target},
+    metrics::{Counter, LogThrottle, WorkerId, chain},
+    rules::Options,
+    service::{Clock, reload::Reloader},
+    store::{
+        StoreError,
+        overrides::{MAX_CHANGES, OverrideChange, Versioned},
+    },
+};
+
+/// The parts of the service that both replications of overrides use, and the status of the replication.
+pub(super) struct Context {
+    pub(super) options: Options,
+    pub(super) clock: Clock,
+    pub(super) reloader: Arc<Reloader>,
+    /// Replaces values of entities in the log, if they are hashed.
+    value_hash: Option<ValueHash>,
+    status: Mutex<Status>,
+    /// Number of overrides that cannot be read.
+    pub(super) unreadable: Counter,
+    log_unreadable: LogThrottle,
+    pub(super) log_unreachable: LogThrottle,
+}
+
+impl Context {
+    pub(super) fn new(
+        options: Options,
+        clock: Clock,
+        reloader: Arc<Reloader>,
+        value_hash: Option<ValueHash>,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            options,
+            clock,
+            reloader,
+            value_hash,
+            status: Mutex::default(),
+            unreadable: Counter::new(1),
+            log_unreadable: LogThrottle::default(),
+            log_unreachable: LogThrottle::default(),
+        })
+    }
+
+    /// Returns the state of the replication.
+    pub(super) fn status(&self) -> Status {
+        lock(&self.status).clone()
+    }
+
+    /// Changes whether overrides can only be read, and returns whether this was so before.
+    pub(super) fn set_read_only(&self, is_read_only: bool) -> bool {
+        std::mem::replace(&mut lock(&self.status).is_read_only, is_read_only)
+    }
+
+    /// Notes the result of a synchronisation. `version` is that of the last change that was applied.
+    pub(super) fn note_sync(&self, version: u64, result: Result<(), StoreError>) {
+        let mut status = lock(&self.status);
+        status.version = version;
+        match result {
+            Ok(()) => {
+                if status.error.take().is_some() {
+                    tracing::info!(version, "override sync restored");
+                }
+                status.last_sync = Some(Instant::now());
+            }
+            Err(error) => {
+                if self.log_unreachable.should_log() {
+                    tracing::warn!(
+                        kind = error.kind(),
+                        version,
+                        "override sync failed; the last known overrides stay in force"
+                    );
+                }
+                status.error = Some(error.to_string());
+            }
+        }
+    }
+
+    /// Puts overrides in force.
+    pub(super) fn publish(&self, overrides: &Overrides) {
+        self.reloader.set_overrides(overrides.clone());
+    }
+
+    /// Reads an override of a change. Returns `None` if its target cannot be read, so that there is nothing to change.
+    pub(super) fn read(&self, change: &OverrideChange, version: u64) -> Option<ReadOverride> {
+        let read = ReadOverride::new(change, version);
+        let is_readable = read.as_ref().is_some_and(|read| !matches!(read.after, NewValue::Unreadable));
+        if !is_readable && change.after.is_some() {
+            self.note_unreadable(&change.target, UNREADABLE);
+        }
+        read
+    }
+
+    /// Gives a target its new value. A value that cannot be used is counted and ignored.
+    pub(super) fn put(&self, overrides: &mut Overrides, target: &Target, value: &NewValue) {
+        match value {
+            NewValue::Set(entry) => drop(self.insert(overrides, entry.clone())),
+            NewValue::Removed => drop(overrides.remove(target)),
+            NewValue::Unreadable => {}
+        }
+    }
+
+    /// Inserts a stored override and returns whether it could be read. If not, it is counted, logged and ignored.
+    pub(super) fn insert_stored(&self, overrides: &mut Overrides, stored: &Versioned) -> bool {
+        let (target, version, text) = stored;
+        match format::read(target, *version, text) {
+            Some(entry) => self.insert(overrides, entry),
+            None => {
+                self.note_unreadable(target, UNREADABLE);
+                false
+            }
+        }
+    }
+
+    fn insert(&self, overrides: &mut Overrides, entry: Override) -> bool {
+        let target = entry.target.clone();
+        if let Err(error) = overrides.put(entry, self.options) {
+            self.note_unreadable(&target.to_string(), &error.to_string());
+            return false;
+        }
+        true
+    }
+
+    /// Counts an override that cannot be read. An episode of them is logged once.
+    fn note_unreadable(&self, target: &str, error: &str) {
+        self.unreadable.add(WorkerId(0), 1);
+        if self.log_unreadable.should_log() {
+            let target = self.logged(target);
+            tracing::warn!(override_target = %target, error, "ignoring an override in the store that cannot be read");
+        }
+    }
+
+    /// Returns requests that remove expired overrides.
+    pub(super) fn expired(&self, overrides: &Overrides) -> Vec<ChangeRequest> {
+        let mut requests = Vec::new();
+        for entry in overrides.expired(self.clock.now(), MAX_CHANGES) {
+            requests.push(ChangeRequest {
+                target: entry.target,
+                value: None,
+                until: None,
+                expected: Some(entry.version),
+            });
+        }
+        requests
+    }
+
+    /// Returns the author of a change that removes expired overrides.
+    pub(super) fn expiry_info(&self) -> ChangeInfo {
+        ChangeInfo { author: "sluicegate".into(), reason: "expired".into(), at: self.clock.now().get() }
+    }
+
+    /// Publishes a snapshot if a switch has expired since the last one.
+    pub(super) fn publish_expired_switches(&self, overrides: &Overrides) {
+        let in_force = overrides.switches_in_force(self.clock.now());
+        if !self.reloader.rules().load().modes().in_force().iter().eq(&in_force) {
+            self.publish(overrides);
+        }
+    }
+
+    /// Returns a target as the log contains it.
+    pub(super) fn logged<'t>(&self, target: &'t str) -> Cow<'t, str> {
+        let Some(hash) = &self.value_hash else {
+            return target.into();
+        };
+        match Target::parse(target) {
+            Ok(target) => hash.mask(&target).to_string().into(),
+            Err(_) => "-".into(),
+        }
+    }
+
+    /// Returns the text of an error as the log contains it.
+    pub(super) fn logged_error(&self, error: &ChangeError) -> String {
+        let Some(hash) = &self.value_hash else {
+            return chain(error);
+        };
+        match error {
+            ChangeError::Conflict { target, version } => {
+                let target = self.logged(target).into_owned();
+                ChangeError::Conflict { target, version: *version }.to_string()
+            }
+            ChangeError::Invalid { target, reason } => format!("{}: {}", hash.mask(target), chain(reason)),
+            _ => chain(error),
+        }
+    }
+}
+
+/// The reason in the log for a text that cannot be read.
+const UNREADABLE: &str = "too long, or of an unknown format, possibly of another version of the service";
