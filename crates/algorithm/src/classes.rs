@@ -49,7 +49,8 @@ impl Classes {
             if min > max || *max == 0 || *max > capacity {
                 return Err(InvalidClasses::MaximumOutOfRange);
             }
-            (classes.min[index], classes.max[index]) = (*min, *max);
+            classes.min[index] = *min;
+            classes.max[index] = *max;
         }
         if classes.guaranteed() > capacity.into() { Err(InvalidClasses::MinimumsExceedCapacity) } else { Ok(classes) }
     }

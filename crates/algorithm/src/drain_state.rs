@@ -72,7 +72,8 @@ impl DrainState {
         }
         if at.micros - now.get() > full.micros + CLOCK_SLACK.get() {
             // A clock was wrong when this was written.
-            (at, changed) = (rate.add(empty, full), true);
+            at = rate.add(empty, full);
+            changed = true;
         }
         Self { drained_at: at, idle: Micros::ZERO, changed }
     }

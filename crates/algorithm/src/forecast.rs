@@ -1,7 +1,7 @@
 //! [`CounterPart`] and [`forecast`]: what a counter stores, and how its remaining hits will rise. For people who look at
 //! one counter; decisions use neither.
 
-use super::{Action, Algorithm, Micros, Operation, State};
+use super::{Action, Algorithm, Decision, Micros, Operation, State};
 
 /// Maximum number of points of a forecast.
 const MAX_POINTS: usize = 64;
@@ -23,11 +23,7 @@ pub struct CounterPart {
 /// rise in more than 64 steps, some steps are merged.
 #[must_use]
 pub fn forecast(algorithm: &Algorithm, state: &State, now: Micros) -> Vec<(Micros, u64)> {
-    let decision_at = |at| {
-        let peek = Operation { action: Action::Peek, cost: 1, now: at };
-        algorithm.apply(&mut state.clone(), peek)
-    };
-    let mut decision = decision_at(now);
+    let mut decision = peek(algorithm, state, now);
     let end = now + decision.reset;
     let min_step = Micros::new(decision.reset.get().div_ceil(MAX_POINTS as u64 - 2));
     let mut points = vec![(Micros::ZERO, decision.remaining)];
@@ -35,11 +31,16 @@ pub fn forecast(algorithm: &Algorithm, state: &State, now: Micros) -> Vec<(Micro
     while at < end && points.len() < MAX_POINTS {
         let next = if decision.next > Micros::ZERO { decision.next } else { end - at };
         at = (at + next.max(min_step)).min(end);
-        decision = decision_at(at);
+        decision = peek(algorithm, state, at);
         points.push((at - now, decision.remaining));
     }
     points.dedup_by_key(|(_, remaining)| *remaining);
     points
+}
+
+/// Returns the decision for one hit at an instant, without changing the state.
+fn peek(algorithm: &Algorithm, state: &State, now: Micros) -> Decision {
+    algorithm.apply(&mut state.clone(), Operation { action: Action::Peek, cost: 1, now })
 }
 
 #[cfg(test)]

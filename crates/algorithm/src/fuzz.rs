@@ -67,11 +67,12 @@ fn apply_all(input: &mut Unstructured<'_>) -> Result<()> {
 
 /// Reads a limit with the keywords that its algorithm accepts.
 fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
-    let mut number = |keyword: &str, max: u32| -> Result<Option<u32>> {
-        Ok(if keywords.contains(&keyword) && input.arbitrary()? { Some(input.int_in_range(0..=max)?) } else { None })
-    };
-    let (burst, queue, buckets) = (number("burst", u32::MAX)?, number("queue", u32::MAX)?, number("buckets", 4_000)?);
-    let (soft, floor, initial) = (number("soft", 1_000)?, number("floor", 1_000)?, number("initial", 1_000)?);
+    let burst = number("burst", u32::MAX, keywords, input)?;
+    let queue = number("queue", u32::MAX, keywords, input)?;
+    let buckets = number("buckets", 4_000, keywords, input)?;
+    let soft = number("soft", 1_000, keywords, input)?;
+    let floor = number("floor", 1_000, keywords, input)?;
+    let initial = number("initial", 1_000, keywords, input)?;
     let window = *input.choose(&[1, 60, 3_600, 86_400, 366 * 86_400, MAX_PERIOD.get() / 1_000_000])?;
     Ok(LimitSpec {
         requests: if input.arbitrary()? { input.int_in_range(1..=20)? } else { input.arbitrary()? },
@@ -88,6 +89,11 @@ fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
         initial,
         ..LimitSpec::default()
     })
+}
+
+/// Reads the number of a keyword, or `None` if the algorithm does not accept the keyword.
+fn number(keyword: &str, max: u32, keywords: &[&str], input: &mut Unstructured<'_>) -> Result<Option<u32>> {
+    if keywords.contains(&keyword) && input.arbitrary()? { Ok(Some(input.int_in_range(0..=max)?)) } else { Ok(None) }
 }
 
 fn context(input: &mut Unstructured<'_>) -> Result<RequestContext> {

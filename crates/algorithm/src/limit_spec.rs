@@ -50,13 +50,13 @@ impl LimitSpec {
     /// no part is zero.
     #[must_use]
     pub fn divided(&self, parts: u32) -> Self {
-        let divide = |number: u32| number.div_ceil(parts.max(1));
+        let parts = parts.max(1);
         Self {
-            requests: divide(self.requests),
-            burst: self.burst.map(divide),
-            queue: self.queue.map(divide),
-            floor: self.floor.map(divide),
-            initial: self.initial.map(divide),
+            requests: self.requests.div_ceil(parts),
+            burst: self.burst.map(|burst| burst.div_ceil(parts)),
+            queue: self.queue.map(|queue| queue.div_ceil(parts)),
+            floor: self.floor.map(|floor| floor.div_ceil(parts)),
+            initial: self.initial.map(|initial| initial.div_ceil(parts)),
             classes: self.classes.map(|classes| classes.divided(parts)),
             ..*self
         }

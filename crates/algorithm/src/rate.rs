@@ -26,9 +26,13 @@ pub(super) struct Rate {
 impl Rate {
     /// Creates a rate; `None` if there are no hits or no time.
     pub(super) fn new(hits: u32, per: Micros) -> Option<Self> {
-        let (hits, micros) = (u64::from(hits), per.get());
+        let hits = u64::from(hits);
+        let micros = per.get();
+        if hits == 0 || micros == 0 {
+            return None;
+        }
         let divisor = greatest_common_divisor(micros, hits);
-        (hits > 0 && micros > 0).then(|| Self { interval: micros / divisor, parts: hits / divisor })
+        Some(Self { interval: micros / divisor, parts: hits / divisor })
     }
 
     /// Returns the hits and the time from which [`Self::new`] makes the same rate.
@@ -64,7 +68,8 @@ impl Rate {
         if let Some(total) = hits.checked_mul(self.interval) {
             return ExactDuration { micros: total / self.parts, fraction: total % self.parts };
         }
-        let (total, parts) = (u128::from(hits) * u128::from(self.interval), u128::from(self.parts));
+        let total = u128::from(hits) * u128::from(self.interval);
+        let parts = u128::from(self.parts);
         ExactDuration { micros: narrow(total / parts), fraction: narrow(total % parts) }
     }
 

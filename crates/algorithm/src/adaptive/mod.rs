@@ -44,45 +44,62 @@ impl Learned {
         Self { estimate: Estimate::new(method, bounds), window: Window::default() }
     }
 
-    /// Reads the learned state and returns it with the length of the slots before it. An invalid one is reset.
-    fn read(bytes: &[u8], method: Method, bounds: &Bounds) -> (Self, usize) {
-        let fresh = Self::new(method, bounds);
-        let Some((slots, tail)) = bytes.split_last_chunk::<LEARNED_BYTES>() else {
-            return (fresh, 0);
+    /// Reads the learned state from its bytes; `None` if it is invalid.
+    fn read(bytes: &[u8; LEARNED_BYTES], bounds: &Bounds) -> Option<Self> {
+        let estimate = Estimate {
+            // The bounds may have changed since the state was written.
+            limit: double(bytes, 0)?.max(bounds.floor.into()).min(bounds.ceiling.into()),
+            baseline: double(bytes, 8)?,
+            count: number(bytes, 24, 4) as u32,
+            probing_steps: bytes[28],
+            measured: double(bytes, 16)?,
         };
-        let number = |at: usize, size: usize| {
-            let mut wide = [0; 8];
-            wide[..size].copy_from_slice(&tail[at..at + size]);
-            u64::from_le_bytes(wide)
+        let window = Window {
+            end: number(bytes, 29, 7),
+            sum: double(bytes, 36)?,
+            count: number(bytes, 44, 4) as u32,
+            in_flight: number(bytes, 48, 4) as u32,
+            dropped: number(bytes, 52, 4) as u32,
         };
-        let double = |at| Some(f64::from_bits(number(at, 8))).filter(|number| (0.0..1e15).contains(number));
-        let (Some(limit), Some(baseline), Some(measured), Some(sum)) = (double(0), double(8), double(16), double(36))
-        else {
-            return (fresh, slots.len());
-        };
-        // The bounds may have changed since the state was written.
-        let limit = limit.max(bounds.floor.into()).min(bounds.ceiling.into());
-        let estimate = Estimate { limit, baseline, count: number(24, 4) as u32, probing_steps: tail[28], measured };
-        let [count, in_flight, dropped] = [44, 48, 52].map(|at| number(at, 4) as u32);
-        (Self { estimate, window: Window { end: number(29, 7), sum, count, in_flight, dropped } }, slots.len())
+        Some(Self { estimate, window })
     }
 
+    /// Appends the learned state to the slots.
     fn write(&self, state: &mut State) {
         let Self { estimate, window } = self;
-        let mut tail = [0; LEARNED_BYTES];
-        let mut write = |at: usize, bytes: &[u8]| tail[at..at + bytes.len()].copy_from_slice(bytes);
-        write(0, &estimate.limit.to_bits().to_le_bytes());
-        write(8, &estimate.baseline.to_bits().to_le_bytes());
-        write(16, &estimate.measured.to_bits().to_le_bytes());
-        write(24, &estimate.count.to_le_bytes());
-        write(28, &[estimate.probing_steps]);
-        write(29, &window.end.to_le_bytes()[..7]);
-        write(36, &window.sum.to_bits().to_le_bytes());
-        write(44, &window.count.to_le_bytes());
-        write(48, &window.in_flight.to_le_bytes());
-        write(52, &window.dropped.to_le_bytes());
-        state.append(&tail);
+        let mut bytes = [0; LEARNED_BYTES];
+        bytes[0..8].copy_from_slice(&estimate.limit.to_bits().to_le_bytes());
+        bytes[8..16].copy_from_slice(&estimate.baseline.to_bits().to_le_bytes());
+        bytes[16..24].copy_from_slice(&estimate.measured.to_bits().to_le_bytes());
+        bytes[24..28].copy_from_slice(&estimate.count.to_le_bytes());
+        bytes[28] = estimate.probing_steps;
+        bytes[29..36].copy_from_slice(&window.end.to_le_bytes()[..7]);
+        bytes[36..44].copy_from_slice(&window.sum.to_bits().to_le_bytes());
+        bytes[44..48].copy_from_slice(&window.count.to_le_bytes());
+        bytes[48..52].copy_from_slice(&window.in_flight.to_le_bytes());
+        bytes[52..56].copy_from_slice(&window.dropped.to_le_bytes());
+        state.append(&bytes);
     }
+}
+
+/// Returns the number in `size` bytes of a learned state at `at`.
+fn number(bytes: &[u8; LEARNED_BYTES], at: usize, size: usize) -> u64 {
+    let mut wide = [0; 8];
+    wide[..size].copy_from_slice(&bytes[at..at + size]);
+    u64::from_le_bytes(wide)
+}
+
+/// Returns the double in a learned state at `at`; `None` if it is not one that [`Learned::write`] writes.
+fn double(bytes: &[u8; LEARNED_BYTES], at: usize) -> Option<f64> {
+    let number = f64::from_bits(number(bytes, at, 8));
+    if (0.0..1e15).contains(&number) { Some(number) } else { None }
+}
+
+/// The parts of a counter's state.
+struct SplitState {
+    learned: Learned,
+    /// Length of the slots, which precede the learned state.
+    slot_bytes: usize,
 }
 
 impl Adaptive {
@@ -96,8 +113,13 @@ impl Adaptive {
         fits.then_some(Self { slots, method, bounds, sample: None })
     }
 
-    fn learned(&self, state: &State) -> (Learned, usize) {
-        Learned::read(state.as_bytes(), self.method, &self.bounds)
+    /// Splits a state into the slots and the learned state. A learned state that is invalid is reset.
+    fn split(&self, state: &State) -> SplitState {
+        let Some((slots, learned)) = state.as_bytes().split_last_chunk::<LEARNED_BYTES>() else {
+            return SplitState { learned: Learned::new(self.method, &self.bounds), slot_bytes: 0 };
+        };
+        let learned = Learned::read(learned, &self.bounds).unwrap_or_else(|| Learned::new(self.method, &self.bounds));
+        SplitState { learned, slot_bytes: slots.len() }
     }
 
     /// Returns the slots with the current limit.
@@ -127,20 +149,23 @@ impl CounterProgram for Adaptive {
         }
         let Bounds { floor, ceiling, initial, timeout } = self.bounds;
         arguments.extend([floor, ceiling, initial].map(u64::from));
-        let latency = self.sample.map_or(0, |sample| sample.latency.get().clamp(1, MAX_LATENCY));
+        let latency = match self.sample {
+            Some(sample) => sample.latency.get().clamp(1, MAX_LATENCY),
+            None => 0,
+        };
         let dropped = self.sample.is_some_and(|sample| sample.dropped);
         arguments.extend([timeout, latency, dropped.into()]);
         arguments
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
-        let (mut learned, slots) = self.learned(state);
-        let tail = state.as_bytes().len() - slots;
-        state.cut_back(tail);
+        let SplitState { mut learned, slot_bytes } = self.split(state);
+        state.cut_back(state.as_bytes().len() - slot_bytes);
         let before = Concurrency::in_flight(state, operation.now);
         let allowed = self.slots(&learned).step(state, operation);
         // Only the release of a held slot counts as a sample, not a repeated release.
-        if let Some(sample) = self.sample.filter(|_| operation.action == Action::Refund)
+        if operation.action == Action::Refund
+            && let Some(sample) = self.sample
             && Concurrency::in_flight(state, operation.now) < before
         {
             self.learn(&mut learned, sample, before, operation.now);
@@ -152,9 +177,9 @@ impl CounterProgram for Adaptive {
     }
 
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let (learned, slots) = self.learned(state);
+        let SplitState { learned, slot_bytes } = self.split(state);
         let limit = learned.estimate.limit(&self.bounds);
-        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slots], operation, allowed);
+        let decision = self.slots(&learned).explain_slots(&state.as_bytes()[..slot_bytes], operation, allowed);
         Decision { limit: Some(limit), shed: !allowed, ..decision }
     }
 
@@ -164,8 +189,8 @@ impl CounterProgram for Adaptive {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let (_, slots) = self.learned(state);
-        self.slots.expires_at(&state.as_bytes()[..slots], now).max(now + LEARNED_TTL)
+        let slots = &state.as_bytes()[..self.split(state).slot_bytes];
+        self.slots.expires_at(slots, now).max(now + LEARNED_TTL)
     }
 }
 
@@ -179,7 +204,10 @@ impl Limiter for Adaptive {
         let ceiling = spec.requests;
         let floor = spec.floor.unwrap_or(defaults.floor);
         let initial = spec.initial.unwrap_or(defaults.initial.clamp(floor.min(ceiling), ceiling));
-        let timeout = spec.timeout.map_or(defaults.timeout, Micros::get);
+        let timeout = match spec.timeout {
+            Some(timeout) => timeout.get(),
+            None => defaults.timeout,
+        };
         if spec.soft.is_some() || spec.counts_denied() {
             let keyword = if spec.soft.is_some() { "soft" } else { "count_denied" };
             return Err(InvalidLimit { keyword, reason: "adaptive supports neither soft nor count_denied" });
@@ -213,8 +241,8 @@ impl Limiter for Adaptive {
     }
 
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        let (_, slots) = self.learned(state);
-        self.slots.held_slots(&state.as_bytes()[..slots], now)
+        let slots = &state.as_bytes()[..self.split(state).slot_bytes];
+        self.slots.held_slots(slots, now)
     }
 }
 

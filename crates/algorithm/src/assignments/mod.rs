@@ -144,11 +144,13 @@ impl Assignments {
     /// are none.
     #[must_use]
     pub fn assigned(state: &State, now: Micros) -> Option<(u32, u64)> {
-        let (mut callers, mut assigned) = (0, 0);
+        let mut callers = 0;
+        let mut assigned = 0;
         for entry in Self::valid(state, now) {
-            (callers, assigned) = (callers + 1, assigned + entry.usable(now));
+            callers += 1;
+            assigned += entry.usable(now);
         }
-        (callers > 0).then_some((callers, assigned))
+        if callers > 0 { Some((callers, assigned)) } else { None }
     }
 
     /// Returns the entries that have not ended.
@@ -232,7 +234,9 @@ impl CounterProgram for Assignments {
         }
         let now = operation.now;
         let mut others = SmallVec::<[u8; ENTRY_BYTES]>::with_capacity(state.as_bytes().len());
-        let (mut own, mut demands, mut assigned) = (None, SmallVec::<[u64; 4]>::new(), 0);
+        let mut own = None;
+        let mut demands = SmallVec::<[u64; 4]>::new();
+        let mut assigned = 0;
         for (entry, bytes) in Self::valid_bytes(state, now) {
             if entry.caller == self.caller {
                 own.get_or_insert(entry);
@@ -242,7 +246,8 @@ impl CounterProgram for Assignments {
                 assigned += entry.usable(now);
             }
         }
-        let (callers, takes) = (demands.len() as u64 + 1, operation.action == Action::Take);
+        let callers = demands.len() as u64 + 1;
+        let takes = operation.action == Action::Take;
         if own.is_none() && (!takes || callers > Self::MAX_CALLERS as u64) {
             return !takes;
         }
@@ -262,10 +267,12 @@ impl CounterProgram for Assignments {
             Entry { demand, ..current }
         } else {
             let usable = current.usable(now);
-            let (former_share, former_end) = match usable > share {
-                true => (usable, if share < current.share { current.end } else { current.former_end }),
-                false => (0, end),
-            };
+            let mut former_share = 0;
+            let mut former_end = end;
+            if usable > share {
+                former_share = usable;
+                former_end = if share < current.share { current.end } else { current.former_end };
+            }
             // The former assignment ends later if the clocks of instances differ.
             let end = end.max(former_end);
             Entry { end, caller: self.caller, demand, share, former_share, former_end }
@@ -279,24 +286,27 @@ impl CounterProgram for Assignments {
     /// Encodes the caller's share in a decision, for [`Assignments::read`]. `limit` is the number of callers.
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let now = operation.now;
-        let (mut callers, mut last, mut own, mut more_at) = (0, 0, Entry::default(), u64::MAX);
+        let mut callers = 0;
+        let mut last_end = 0;
+        let mut own = Entry::default();
+        let mut more_at = u64::MAX;
         for entry in Self::valid(state, now) {
-            (callers, last) = (callers + 1, entry.end.max(last));
+            callers += 1;
+            last_end = entry.end.max(last_end);
             if entry.caller == self.caller {
                 own = entry;
             } else {
                 more_at = more_at.min(if entry.usable(now) > entry.share { entry.former_end } else { entry.end });
             }
         }
-        let until = |at| Micros::new(at) - now;
         let wants_more = own.share < own.demand && more_at < u64::MAX;
         Decision {
             allowed,
             used: own.share,
             limit: Some(callers),
-            next: until(own.end),
-            reset: until(last),
-            retry_after: wants_more.then(|| until(more_at)),
+            next: Micros::new(own.end) - now,
+            reset: Micros::new(last_end) - now,
+            retry_after: if wants_more { Some(Micros::new(more_at) - now) } else { None },
             ..Decision::default()
         }
     }

@@ -20,6 +20,17 @@ pub(super) struct LeasedPart {
     pub(super) span: ExactDuration,
 }
 
+impl LeasedPart {
+    /// Reads the part with this index; `None` beyond the end of the state.
+    fn read(state: &State, index: usize, rate: Rate, is_same_drain_time: bool) -> Option<Self> {
+        let offset = drain_state::BYTES + PART_BYTES * index;
+        let ends = state.number::<7>(offset)?;
+        let micros = state.number::<7>(offset + 7)?;
+        let fraction = state.number::<4>(offset + 14)?;
+        Some(Self { ends, span: rate.stored_duration(micros, fraction, is_same_drain_time) })
+    }
+}
+
 /// All leased parts of a bucket.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeasedParts(SmallVec<[LeasedPart; MAX_PARTS]>);
@@ -27,13 +38,14 @@ pub(super) struct LeasedParts(SmallVec<[LeasedPart; MAX_PARTS]>);
 impl LeasedParts {
     /// Reads the parts of a state. If it was written with another drain time, fractions are rounded up.
     pub(super) fn read(state: &State, rate: Rate, is_same_drain_time: bool) -> Self {
-        let read = |index: usize| {
-            let offset = drain_state::BYTES + PART_BYTES * index;
-            let (ends, micros, fraction) =
-                (state.number::<7>(offset)?, state.number::<7>(offset + 7)?, state.number::<4>(offset + 14)?);
-            Some(LeasedPart { ends, span: rate.stored_duration(micros, fraction, is_same_drain_time) })
-        };
-        Self((0..MAX_PARTS).map_while(read).collect())
+        let mut parts = Self::default();
+        for index in 0..MAX_PARTS {
+            let Some(part) = LeasedPart::read(state, index, rate, is_same_drain_time) else {
+                break;
+            };
+            parts.0.push(part);
+        }
+        parts
     }
 
     /// Pours parts that have ended into a bucket that will have drained at `at`, each as of its end, until the bucket
@@ -68,10 +80,12 @@ impl LeasedParts {
     /// Reduces the last parts until the sum of all is at most `full`, and returns the sum. Only broken states and, by
     /// rounding, scaled ones contain more.
     pub(super) fn limit_sum(&mut self, full: ExactDuration, rate: Rate) -> ExactDuration {
-        self.0.iter_mut().fold(ExactDuration::default(), |sum, entry| {
+        let mut sum = ExactDuration::default();
+        for entry in &mut self.0 {
             entry.span = entry.span.min(rate.subtract(full, sum));
-            rate.add(sum, entry.span)
-        })
+            sum = rate.add(sum, entry.span);
+        }
+        sum
     }
 
     /// Adds a lease. Returns `false` if there are already [`MAX_PARTS`] parts with other ends.

@@ -96,7 +96,10 @@ impl Bucket {
         let rate = Rate::new(requests, window)?;
         let full = rate.duration_of(max_hits.ceiling());
         let fits = max_hits.limit() > 0 && full.ceil() <= MAX_PERIOD && window <= MAX_PERIOD;
-        fits.then(|| Self {
+        if !fits {
+            return None;
+        }
+        Some(Self {
             rate,
             max_hits,
             immediate,
@@ -125,7 +128,10 @@ impl Bucket {
 
     /// Returns the end of a lease that was taken at `taken`.
     pub(super) fn lease_ends(&self, taken: Micros) -> Micros {
-        self.lease_grid.map_or(taken, |grid| taken - taken % grid + grid + grid)
+        match self.lease_grid {
+            Some(grid) => taken - taken % grid + grid + grid,
+            None => taken,
+        }
     }
 
     pub(super) fn lease_lifetime(&self) -> Micros {
@@ -163,15 +169,13 @@ impl Bucket {
     pub(super) fn spec(&self) -> Option<LimitSpec> {
         let (requests, window) = self.rate.hits_per_interval();
         let limit = self.max_hits.limit();
-        let (burst, queue) = match self.immediate {
-            immediate if immediate < limit => (immediate, Some(limit - immediate)),
-            _ => (limit, None),
-        };
+        let burst = self.immediate.min(limit);
+        let queue = if burst < limit { Some(u32::try_from(limit - burst).ok()?) } else { None };
         Some(LimitSpec {
             requests,
             window,
             burst: Some(u32::try_from(burst).ok()?),
-            queue: queue.map(u32::try_from).transpose().ok()?,
+            queue,
             soft: self.max_hits.percent(),
             count_denied: Some(self.count_denied),
             ..LimitSpec::default()
@@ -179,19 +183,18 @@ impl Bucket {
     }
 
     pub(super) fn arguments(&self, operation: Operation) -> Arguments {
-        let (charge, full, parts) = (self.charge(operation.cost), self.full_drain, self.rate.parts());
+        let charge = self.charge(operation.cost);
         let DrainTime { mantissa, exponent } = self.drain_time;
-        let (slack, denied) = (CLOCK_SLACK.get(), u64::from(self.count_denied) + u64::from(self.in_debt));
         let mut arguments: Arguments = smallvec![
             charge.micros,
             charge.fraction,
-            full.micros,
-            full.fraction,
-            parts,
-            slack,
+            self.full_drain.micros,
+            self.full_drain.fraction,
+            self.rate.parts(),
+            CLOCK_SLACK.get(),
             mantissa.into(),
             exponent.into(),
-            denied
+            u64::from(self.count_denied) + u64::from(self.in_debt)
         ];
         if let Some(grid) = self.lease_grid {
             let max_fill = self.max_fill();
@@ -221,7 +224,8 @@ impl Bucket {
         // The capacity before the change of the limit is unknown and not needed.
         let full = if is_same { self.full_drain } else { ExactDuration { micros: MAX_NUMBER, fraction: 0 } };
         let at = leased.pour_ended(at, now, self.rate, full);
-        (stored.micros, stored.fraction) = (at.micros, at.fraction);
+        stored.micros = at.micros;
+        stored.fraction = at.fraction;
         if !is_same {
             leased.scale(stored.drain_time, self.drain_time);
         }
@@ -287,7 +291,8 @@ impl Bucket {
         if level.leased.is_empty() {
             return self.rate.subtract(bucket, target).ceil();
         }
-        let (mut leased, mut elapsed) = (level.leased_total, 0);
+        let mut leased = level.leased_total;
+        let mut elapsed = 0;
         for entry in level.leased.by_end() {
             let remaining = ExactDuration { micros: entry.ends - now.get() - elapsed, fraction: 0 };
             let excess = self.rate.subtract(self.rate.add(bucket, leased), target);
@@ -310,23 +315,33 @@ impl Bucket {
         let after = if operation.action == Action::Peek { self.rate.add(used, charge) } else { used };
         let limit = self.fill_of(self.max_hits.limit());
         let remaining = self.rate.hits(self.rate.subtract(limit, used));
-        let until = |target: ExactDuration| self.time_until(&level, operation.now, target);
-        let one_more = self.rate.subtract(limit, self.rate.duration_of(remaining + 1));
-        let can_ever_fit =
-            operation.cost <= if self.lease_grid.is_some() { self.max_hits.limit() } else { self.max_hits.ceiling() };
+        let next = if remaining < self.max_hits.limit() {
+            let one_more = self.rate.subtract(limit, self.rate.duration_of(remaining + 1));
+            self.time_until(&level, operation.now, one_more)
+        } else {
+            Micros::ZERO
+        };
+        let max_cost = if self.lease_grid.is_some() { self.max_hits.limit() } else { self.max_hits.ceiling() };
+        let retry_after = if !allowed && operation.cost <= max_cost {
+            let target = self.rate.subtract(self.max_fill(), charge);
+            Some(self.time_until(&level, operation.now, target))
+        } else {
+            None
+        };
+        let delay = if allowed && !operation.action.releases() {
+            self.rate.subtract(after, self.fill_of(self.immediate)).ceil()
+        } else {
+            Micros::ZERO
+        };
         Decision {
             allowed,
             soft: allowed && !operation.action.releases() && after > limit,
             remaining,
             used: self.rate.hits_started(used),
-            reset: until(ExactDuration::default()),
-            next: if remaining < self.max_hits.limit() { until(one_more) } else { Micros::ZERO },
-            retry_after: (!allowed && can_ever_fit).then(|| until(self.rate.subtract(self.max_fill(), charge))),
-            delay: if allowed && !operation.action.releases() {
-                self.rate.subtract(after, self.fill_of(self.immediate)).ceil()
-            } else {
-                Micros::ZERO
-            },
+            reset: self.time_until(&level, operation.now, ExactDuration::default()),
+            next,
+            retry_after,
+            delay,
             ..Decision::default()
         }
     }

@@ -39,6 +39,47 @@ const SLOT_BYTES: usize = END_BYTES + HOLDER_BYTES + CLASS_BYTES;
 /// Number of slots that each class holds.
 type SlotsPerClass = [u64; Classes::MAX_CLASSES];
 
+/// Selects the slots of one caller, and optionally only those that end at one instant.
+#[derive(Clone, Copy)]
+struct SlotFilter {
+    /// Bits of a slot's last eight bytes that identify the caller.
+    mask: u64,
+    /// Value of these bits in the slots of the caller.
+    caller: u64,
+    end: Option<u64>,
+}
+
+impl SlotFilter {
+    /// Creates a filter for the slots of the caller; without a holder, for the slots of its class without a holder.
+    fn new(caller: RequestContext, end: Option<u64>) -> Self {
+        // The last eight bytes are read as one number: a byte of the end, the holder, the class.
+        if caller.holder == 0 {
+            Self { mask: !0xFF, caller: u64::from(caller.class) << (8 * (1 + HOLDER_BYTES)), end }
+        } else {
+            Self { mask: Concurrency::MAX_HOLDER << 8, caller: caller.holder << 8, end }
+        }
+    }
+
+    /// Returns whether a slot belongs to the caller, regardless of its end.
+    fn is_own(self, [.., a, b, c, d, e, f, g, h]: &[u8; SLOT_BYTES]) -> bool {
+        u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) & self.mask == self.caller
+    }
+
+    fn matches(self, slot: &[u8; SLOT_BYTES]) -> bool {
+        self.is_own(slot) && self.end.is_none_or(|end| end == Concurrency::end(slot))
+    }
+
+    /// Returns the index of the first of the adjacent slots that match last.
+    fn start_of_last_run(self, slots: &[[u8; SLOT_BYTES]]) -> Option<usize> {
+        let last = slots.iter().rposition(|slot| self.matches(slot))?;
+        let start = match slots[..last].iter().rposition(|slot| !self.matches(slot)) {
+            Some(other) => other + 1,
+            None => 0,
+        };
+        Some(start)
+    }
+}
+
 impl Concurrency {
     /// Maximum limit including its soft part: 14 kB for each counter.
     pub const MAX_SLOTS: u64 = 1_000;
@@ -84,17 +125,21 @@ impl Concurrency {
 
     /// Returns the end of the last slot in `bytes`.
     pub(super) fn expires_at(&self, bytes: &[u8], now: Micros) -> Micros {
-        Self::slots_of(bytes).last().map_or(now, |newest| now + self.wait(newest, now))
+        match Self::slots_of(bytes).last() {
+            Some(newest) => now + self.wait(newest, now),
+            None => now,
+        }
     }
 
     /// Returns the slots in `bytes` that are held, the one that ends first at the front.
     pub(super) fn held_slots(&self, bytes: &[u8], now: Micros) -> Vec<CounterPart> {
         let slots = Self::slots_of(bytes);
-        let part = |slot| {
+        let mut parts = Vec::new();
+        for slot in &slots[Self::expired(slots, now)..] {
             let until = Micros::new(Self::end(slot));
-            CounterPart { from: until - self.hold, until, hits: 1 }
-        };
-        slots[Self::expired(slots, now)..].iter().map(part).collect()
+            parts.push(CounterPart { from: until - self.hold, until, hits: 1 });
+        }
+        parts
     }
 
     /// Returns the number of slots that are held.
@@ -109,7 +154,9 @@ impl Concurrency {
         slot[..8].copy_from_slice(&end.to_le_bytes());
         slot[END_BYTES..END_BYTES + HOLDER_BYTES].copy_from_slice(&self.context.holder.to_le_bytes()[..HOLDER_BYTES]);
         slot[SLOT_BYTES - CLASS_BYTES] = self.context.class;
-        (0..slots).for_each(|_| state.append(&slot));
+        for _ in 0..slots {
+            state.append(&slot);
+        }
     }
 
     /// Returns the number of slots that have ended, which is usually zero.
@@ -137,24 +184,11 @@ impl Concurrency {
         }
     }
 
-    /// Returns a predicate for the slots of the caller; without a holder, for the slots of its class without a holder.
-    fn is_own(&self) -> impl Fn(&[u8; SLOT_BYTES]) -> bool + use<> {
-        let RequestContext { holder, class, .. } = self.context;
-        // The last eight bytes are read as one number: a byte of the end, the holder, the class.
-        let (mask, wanted) = match holder {
-            0 => (!0xFF, u64::from(class) << (8 * (1 + HOLDER_BYTES))),
-            _ => (Self::MAX_HOLDER << 8, holder << 8),
-        };
-        move |[.., a, b, c, d, e, f, g, h]: &[u8; SLOT_BYTES]| {
-            u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, *h]) & mask == wanted
-        }
-    }
-
     /// Returns whether the caller has a slot. It compares eight slots without a branch, because callers rarely have
     /// one.
     fn has_slot(&self, slots: &[[u8; SLOT_BYTES]]) -> bool {
-        let is_own = self.is_own();
-        slots.chunks(8).any(|chunk| chunk.iter().fold(false, |found, slot| found | is_own(slot)))
+        let own = SlotFilter::new(self.context, None);
+        slots.chunks(8).any(|chunk| chunk.iter().fold(false, |found, slot| found | own.is_own(slot)))
     }
 
     /// Removes expired slots and at most `max_slots` slots of the caller, only those that end at `end` if it is given.
@@ -162,26 +196,24 @@ impl Concurrency {
     ///
     /// The slots of one holder are adjacent, because they are taken together and renewed together.
     fn free(&self, state: &mut State, expired: usize, max_slots: u64, end: Option<u64>) -> u64 {
-        let is_own = self.is_own();
-        let fits = |slot: &[u8; SLOT_BYTES]| is_own(slot) && end.is_none_or(|end| end == Self::end(slot));
+        let filter = SlotFilter::new(self.context, end);
         let slots = &Self::slots(state)[expired..];
-        // A holder usually releases a recent slot, so the search begins at the end.
-        let index = match self.context.holder {
-            0 => slots.iter().position(fits),
-            _ => slots.iter().rposition(fits).map(|last| {
-                let others = slots[..last].iter().rposition(|slot| !fits(slot));
-                others.map_or(0, |other| other + 1)
-            }),
+        let index = if self.context.holder == 0 {
+            slots.iter().position(|slot| filter.matches(slot))
+        } else {
+            // A holder usually releases a recent slot, so the search begins at the end.
+            filter.start_of_last_run(slots)
         };
         let Some(index) = index else {
             return 0;
         };
-        let mut freed = slots[index..].iter().take_while(|slot| fits(slot)).count().min(max_slots as usize);
+        let adjacent = slots[index..].iter().take_while(|slot| filter.matches(slot)).count();
+        let mut freed = adjacent.min(max_slots as usize);
         state.cut(SLOT_BYTES * (expired + index), SLOT_BYTES * freed);
         // Without a holder, more slots may follow after those of other callers.
         while self.context.holder == 0
             && (freed as u64) < max_slots
-            && let Some(index) = Self::slots(state)[expired..].iter().position(fits)
+            && let Some(index) = Self::slots(state)[expired..].iter().position(|slot| filter.matches(slot))
         {
             state.cut(SLOT_BYTES * (expired + index), SLOT_BYTES);
             freed += 1;
@@ -201,18 +233,21 @@ impl Concurrency {
     /// Returns the number of slots that each class holds.
     fn held(slots: &[[u8; SLOT_BYTES]]) -> SlotsPerClass {
         let mut held = SlotsPerClass::default();
-        slots.iter().for_each(|slot| held[Self::class(slot)] += 1);
+        for slot in slots {
+            held[Self::class(slot)] += 1;
+        }
         held
     }
 
     /// Returns the slots that are not guaranteed to other classes, up to the maximum of the caller's class.
     fn free_slots_of_class(&self, classes: &Classes, held: &SlotsPerClass) -> u64 {
-        let (class, ceiling) = (usize::from(self.context.class), self.max_hits.ceiling());
-        let taken = held.iter().enumerate().map(|(other, held)| match other == class {
-            true => *held,
-            false => classes.min(other).max(*held),
-        });
-        ceiling.saturating_sub(taken.sum()).min(classes.max(class).saturating_sub(held[class]))
+        let class = usize::from(self.context.class);
+        let mut taken = 0;
+        for (other, slots) in held.iter().enumerate() {
+            taken += if other == class { *slots } else { classes.min(other).max(*slots) };
+        }
+        let free = self.max_hits.ceiling().saturating_sub(taken);
+        free.min(classes.max(class).saturating_sub(held[class]))
     }
 
     fn explain_class(
@@ -224,18 +259,26 @@ impl Concurrency {
     ) -> Decision {
         let class = usize::from(self.context.class);
         let mut held = Self::held(slots);
-        let (free_slots, used) = (self.free_slots_of_class(classes, &held), held[class]);
+        let free_slots = self.free_slots_of_class(classes, &held);
+        let used = held[class];
         let full = self.free_slots_of_class(classes, &SlotsPerClass::default());
         let wanted = if allowed { free_slots } else { operation.cost };
-        let wait = |slot| self.wait(slot, operation.now);
-        let reset = slots.iter().rfind(|slot| Self::class(slot) == class).map(wait).unwrap_or_default();
-        let (mut next, mut retry) = (None, None);
+        let reset = match slots.iter().rfind(|slot| Self::class(slot) == class) {
+            Some(last) => self.wait(last, operation.now),
+            None => Micros::ZERO,
+        };
+        let mut next = None;
+        let mut retry = None;
         // The loop simulates the slots ending one after the other.
         for slot in slots {
             held[Self::class(slot)] -= 1;
             let later = self.free_slots_of_class(classes, &held);
-            next = next.or((later > free_slots).then(|| wait(slot)));
-            retry = retry.or((later >= wanted).then(|| wait(slot)));
+            if next.is_none() && later > free_slots {
+                next = Some(self.wait(slot, operation.now));
+            }
+            if retry.is_none() && later >= wanted {
+                retry = Some(self.wait(slot, operation.now));
+            }
             if next.is_some() && retry.is_some() {
                 break;
             }
@@ -253,6 +296,17 @@ impl Concurrency {
         }
     }
 
+    /// Returns the time until the first `count` of these slots have ended, if none is released before.
+    fn time_until_ended(&self, slots: &[[u8; SLOT_BYTES]], count: u64, now: Micros) -> Micros {
+        if count == 0 {
+            return Micros::ZERO;
+        }
+        match slots.get(count as usize - 1) {
+            Some(slot) => self.wait(slot, now),
+            None => Micros::ZERO,
+        }
+    }
+
     /// Computes the decision from slots that may be only a part of a state.
     pub(super) fn explain_slots(&self, bytes: &[u8], operation: Operation, allowed: bool) -> Decision {
         let slots = Self::slots_of(bytes);
@@ -261,24 +315,24 @@ impl Concurrency {
             return self.explain_class(classes, slots, operation, allowed);
         }
         let used = slots.len() as u64;
-        // The time until `many` of the held slots have ended, if none is released before.
-        let until_free = |many: u64| match many {
-            0 => Micros::ZERO,
-            many => slots.get(many as usize - 1).map(|slot| self.wait(slot, operation.now)).unwrap_or_default(),
-        };
         let limit = self.max_hits.limit();
-        let retry = || {
-            let room = self.max_hits.ceiling().checked_sub(operation.cost)?;
-            Some(until_free(used.saturating_sub(room)))
+        let next = if limit > 0 {
+            self.time_until_ended(slots, used.min(used.saturating_sub(limit) + 1), operation.now)
+        } else {
+            Micros::ZERO
+        };
+        let retry_after = match self.max_hits.ceiling().checked_sub(operation.cost) {
+            Some(room) if !allowed => Some(self.time_until_ended(slots, used.saturating_sub(room), operation.now)),
+            Some(_) | None => None,
         };
         Decision {
             allowed,
             soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
-            reset: until_free(used),
-            next: if limit > 0 { until_free(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
-            retry_after: if allowed { None } else { retry() },
+            reset: self.time_until_ended(slots, used, operation.now),
+            next,
+            retry_after,
             ..Decision::default()
         }
     }
@@ -313,7 +367,10 @@ impl CounterProgram for Concurrency {
     fn arguments(&self, operation: Operation) -> Arguments {
         let cost = operation.cost.min(Self::MAX_SLOTS + 1);
         let RequestContext { holder, class, .. } = self.context;
-        let count = self.classes.map_or(0, |classes| classes.count() as u64);
+        let count = match self.classes {
+            Some(classes) => classes.count() as u64,
+            None => 0,
+        };
         let mut arguments: Arguments = smallvec![
             cost,
             self.max_hits.ceiling(),
@@ -341,7 +398,10 @@ impl CounterProgram for Concurrency {
         let held = (slots.len() - expired) as u64;
         let allowed = already_holds || operation.cost <= self.free_slots(slots, expired);
         if operation.action == Action::Take && allowed {
-            let end = slots.last().map_or(0, Self::end).max((operation.now + self.hold).get());
+            let mut end = (operation.now + self.hold).get();
+            if let Some(newest) = slots.last() {
+                end = end.max(Self::end(newest));
+            }
             let slots = if already_holds {
                 self.free(state, expired, held, None)
             } else {
@@ -393,10 +453,13 @@ impl Limiter for Concurrency {
     }
 
     fn with_context(self, context: RequestContext) -> Self {
-        let last = self.classes.map_or(0, |classes| classes.count() as u8 - 1);
-        let context =
-            RequestContext { holder: context.holder.min(Self::MAX_HOLDER), class: context.class.min(last), ..context };
-        Self { context, ..self }
+        let last_class = match self.classes {
+            Some(classes) => classes.count() as u8 - 1,
+            None => 0,
+        };
+        let holder = context.holder.min(Self::MAX_HOLDER);
+        let class = context.class.min(last_class);
+        Self { context: RequestContext { holder, class, ..context }, ..self }
     }
 
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {

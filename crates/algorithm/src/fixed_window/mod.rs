@@ -31,6 +31,14 @@ const MAX_COUNT: u64 = COUNT_RANGE / 2 - 1;
 /// idle key has expired.
 const WINDOW_TAGS: u64 = 900_000;
 
+/// The count of one window.
+#[derive(Clone, Copy)]
+struct WindowCount {
+    /// Number of the window since the Unix epoch.
+    window: u64,
+    hits: u64,
+}
+
 impl FixedWindow {
     /// A limiter that denies everything.
     pub const DENY_ALL: Self = Self { max_hits: MaxHits::hard(0), window: Micros::from_secs(1), count_denied: true };
@@ -41,22 +49,23 @@ impl FixedWindow {
         (window > Micros::ZERO && window <= MAX_PERIOD).then_some(Self { max_hits, window, count_denied })
     }
 
-    /// Returns the number of the counted window, and the count.
+    /// Returns the window in which hits count now, and its count.
     ///
     /// If the clock steps back by up to [`CLOCK_SLACK`] into an earlier window, hits continue to count in the later one,
     /// so that no caller gains hits. A window that begins later than that was written by a wrong clock and is ignored, so
     /// that no caller is blocked by it.
-    fn current(&self, state: &State, now: Micros) -> (u64, u64) {
+    fn current(&self, state: &State, now: Micros) -> WindowCount {
         let number = now.get() / self.window.get();
         let elapsed = now.get() - number * self.window.get();
         let value = state.number::<8>(0).unwrap_or_default();
-        let (tag, count) = (value / COUNT_RANGE, value % COUNT_RANGE);
+        let tag = value / COUNT_RANGE;
+        let hits = value % COUNT_RANGE;
         if tag == 0 || tag > WINDOW_TAGS {
-            return (number, 0);
+            return WindowCount { window: number, hits: 0 };
         }
         let ahead = (tag - 1 + WINDOW_TAGS - number % WINDOW_TAGS) % WINDOW_TAGS;
         let begins_soon = ahead.saturating_mul(self.window.get()) <= self.slack() + elapsed;
-        if begins_soon { (number + ahead, count) } else { (number, 0) }
+        if begins_soon { WindowCount { window: number + ahead, hits } } else { WindowCount { window: number, hits: 0 } }
     }
 
     /// Returns the time within which the stored window must begin.
@@ -71,32 +80,37 @@ impl CounterProgram for FixedWindow {
     const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "slack", "count_denied"];
 
     fn arguments(&self, operation: Operation) -> Arguments {
-        let (ceiling, denied) = (self.max_hits.ceiling(), self.count_denied.into());
-        smallvec![operation.cost.min(MAX_COUNT), ceiling, self.window.get(), self.slack(), denied]
+        smallvec![
+            operation.cost.min(MAX_COUNT),
+            self.max_hits.ceiling(),
+            self.window.get(),
+            self.slack(),
+            self.count_denied.into()
+        ]
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
-        let (number, count) = self.current(state, operation.now);
+        let WindowCount { window, hits } = self.current(state, operation.now);
         let cost = operation.cost.min(MAX_COUNT);
-        let fits = count + cost <= self.max_hits.ceiling();
+        let fits = hits + cost <= self.max_hits.ceiling();
         let after = match operation.action {
-            Action::Take if fits || self.count_denied => (count + cost).min(MAX_COUNT),
-            Action::Refund => count.saturating_sub(cost),
+            Action::Take if fits || self.count_denied => (hits + cost).min(MAX_COUNT),
+            Action::Refund => hits.saturating_sub(cost),
             // A take in another window than the counted one is not rolled back.
-            Action::RollBack(taken) if taken.get() / self.window.get() == number => count.saturating_sub(cost),
-            Action::RollBack(_) => count,
+            Action::RollBack(taken) if taken.get() / self.window.get() == window => hits.saturating_sub(cost),
+            Action::RollBack(_) => hits,
             Action::Take | Action::Peek => return fits,
         };
-        if operation.action == Action::Take || after != count {
+        if operation.action == Action::Take || after != hits {
             state.clear();
-            state.push::<8>((number % WINDOW_TAGS + 1) * COUNT_RANGE + after);
+            state.push::<8>((window % WINDOW_TAGS + 1) * COUNT_RANGE + after);
         }
         fits || operation.action.releases()
     }
 
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let (number, used) = self.current(state, operation.now);
-        let reset = Micros::new((number + 1) * self.window.get()) - operation.now;
+        let WindowCount { window, hits: used } = self.current(state, operation.now);
+        let reset = Micros::new((window + 1) * self.window.get()) - operation.now;
         let can_ever_fit = operation.cost <= self.max_hits.ceiling();
         Decision {
             allowed,
@@ -117,7 +131,7 @@ impl CounterProgram for FixedWindow {
     /// Returns whether a denied take still changes later decisions. Once the count is above the limit, all hits are
     /// denied until the window ends, regardless of the count.
     fn denial_counts(&self, state: &State, now: Micros) -> bool {
-        self.count_denied && self.current(state, now).1 <= self.max_hits.ceiling()
+        self.count_denied && self.current(state, now).hits <= self.max_hits.ceiling()
     }
 
     fn lease_ends(&self, counted: Micros) -> Micros {
@@ -125,8 +139,7 @@ impl CounterProgram for FixedWindow {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let (number, _) = self.current(state, now);
-        Micros::new((number + 1) * self.window.get())
+        Micros::new((self.current(state, now).window + 1) * self.window.get())
     }
 }
 
@@ -143,9 +156,13 @@ impl Limiter for FixedWindow {
     }
 
     fn spec(&self) -> Option<LimitSpec> {
-        let (window, soft) = (self.window, self.max_hits.percent());
-        let requests = u32::try_from(self.max_hits.limit()).ok()?;
-        Some(LimitSpec { requests, window, soft, count_denied: Some(self.count_denied), ..LimitSpec::default() })
+        Some(LimitSpec {
+            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            window: self.window,
+            soft: self.max_hits.percent(),
+            count_denied: Some(self.count_denied),
+            ..LimitSpec::default()
+        })
     }
 
     /// Returns the length of the window: the integer in the state does not contain it.
@@ -154,8 +171,8 @@ impl Limiter for FixedWindow {
     }
 
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        let (number, hits) = self.current(state, now);
-        let from = Micros::new(number * self.window.get());
+        let WindowCount { window, hits } = self.current(state, now);
+        let from = Micros::new(window * self.window.get());
         if hits > 0 { vec![CounterPart { from, until: from + self.window, hits }] } else { Vec::new() }
     }
 
@@ -172,7 +189,7 @@ impl Limiter for FixedWindow {
     }
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {
-        self.current(state, now).0 > now.get() / self.window.get()
+        self.current(state, now).window > now.get() / self.window.get()
     }
 }
 

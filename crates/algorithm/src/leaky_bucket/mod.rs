@@ -55,7 +55,8 @@ impl Limiter for LeakyBucket {
     const KEYWORDS: &'static [&'static str] = &["burst", "queue"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let (burst, queue) = (u64::from(spec.burst()?), u64::from(spec.queue.unwrap_or_default()));
+        let burst = u64::from(spec.burst()?);
+        let queue = u64::from(spec.queue.unwrap_or_default());
         let capacity = spec.max_hits(burst + queue);
         // Without a queue no hit is delayed, not even above a soft limit.
         let immediate = if queue > 0 { burst } else { capacity.ceiling() };

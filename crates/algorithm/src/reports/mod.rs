@@ -31,6 +31,33 @@ const REPORTER_BYTES: usize = 6;
 const UTILIZATION_BYTES: usize = 2;
 const REPORT_BYTES: usize = END_BYTES + REPORTER_BYTES + UTILIZATION_BYTES;
 
+/// The report of one reporter.
+#[derive(Clone, Copy, Debug)]
+struct Report {
+    /// When the report expires, in microseconds.
+    end: u64,
+    reporter: u64,
+    /// Utilization in ten thousandths.
+    utilization: u64,
+}
+
+impl Report {
+    fn read(state: &State, index: usize) -> Option<Self> {
+        let offset = REPORT_BYTES * index;
+        Some(Self {
+            end: state.number::<END_BYTES>(offset)?,
+            reporter: state.number::<REPORTER_BYTES>(offset + END_BYTES)?,
+            utilization: state.number::<UTILIZATION_BYTES>(offset + END_BYTES + REPORTER_BYTES)?,
+        })
+    }
+
+    fn write(&self, state: &mut State) {
+        state.push::<END_BYTES>(self.end);
+        state.push::<REPORTER_BYTES>(self.reporter);
+        state.push::<UTILIZATION_BYTES>(self.utilization);
+    }
+}
+
 impl UtilizationReports {
     /// Cost that represents a utilization of 1.
     pub const FULL_UTILIZATION: u64 = 10_000;
@@ -54,24 +81,22 @@ impl UtilizationReports {
     /// Returns the summary from a decision of this program; `None` if there are no reports.
     #[must_use]
     pub fn read(decision: &Decision) -> Option<Utilization> {
-        let fraction = |number: u64| number as f64 / Self::FULL_UTILIZATION as f64;
-        let reporters = decision.limit.filter(|reporters| *reporters > 0)?;
-        Some(Utilization { max: fraction(decision.used), mean: fraction(decision.remaining), reporters })
+        let reporters = decision.limit?;
+        if reporters == 0 {
+            return None;
+        }
+        Some(Utilization {
+            max: decision.used as f64 / Self::FULL_UTILIZATION as f64,
+            mean: decision.remaining as f64 / Self::FULL_UTILIZATION as f64,
+            reporters,
+        })
     }
 
-    /// Returns the reports that have not expired: end, reporter and utilization.
-    fn valid_reports(state: &State, now: Micros) -> impl Iterator<Item = (u64, u64, u64)> {
-        let report = move |index: usize| {
-            let offset = REPORT_BYTES * index;
-            Some((
-                state.number::<END_BYTES>(offset)?,
-                state.number::<REPORTER_BYTES>(offset + END_BYTES)?,
-                state.number::<UTILIZATION_BYTES>(offset + END_BYTES + REPORTER_BYTES)?,
-            ))
-        };
+    /// Returns the reports that have not expired.
+    fn valid_reports(state: &State, now: Micros) -> impl Iterator<Item = Report> {
         let max_end = (now + Self::MAX_TTL + CLOCK_SLACK).get();
-        let reports = (0..state.as_bytes().len() / REPORT_BYTES).filter_map(report);
-        reports.filter(move |(end, ..)| *end > now.get() && *end <= max_end)
+        let reports = (0..state.as_bytes().len() / REPORT_BYTES).filter_map(|index| Report::read(state, index));
+        reports.filter(move |report| report.end > now.get() && report.end <= max_end)
     }
 }
 
@@ -96,16 +121,18 @@ impl CounterProgram for UtilizationReports {
             return true;
         }
         let mut reports: Vec<_> = Self::valid_reports(state, operation.now).collect();
-        reports.retain(|(_, reporter, _)| *reporter != self.reporter);
+        reports.retain(|report| report.reporter != self.reporter);
         let allowed = operation.action.releases() || reports.len() < Self::MAX_REPORTERS;
         if allowed && !operation.action.releases() {
-            reports.push(((operation.now + self.ttl).get(), self.reporter, operation.cost.min(Self::FULL_UTILIZATION)));
+            reports.push(Report {
+                end: (operation.now + self.ttl).get(),
+                reporter: self.reporter,
+                utilization: operation.cost.min(Self::FULL_UTILIZATION),
+            });
         }
         state.clear();
-        for (end, reporter, utilization) in reports {
-            state.push::<END_BYTES>(end);
-            state.push::<REPORTER_BYTES>(reporter);
-            state.push::<UTILIZATION_BYTES>(utilization);
+        for report in reports {
+            report.write(state);
         }
         allowed
     }
@@ -113,16 +140,22 @@ impl CounterProgram for UtilizationReports {
     /// Encodes the summary in a decision, for [`UtilizationReports::read`]: `used` is the highest report, `remaining`
     /// the mean, and `limit` the number of reporters.
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let (mut max, mut sum, mut reporters, mut last) = (0, 0, 0, 0);
-        for (end, _, utilization) in Self::valid_reports(state, operation.now) {
-            (max, sum, reporters, last) = (utilization.max(max), sum + utilization, reporters + 1, end.max(last));
+        let mut max = 0;
+        let mut sum = 0;
+        let mut reporters = 0;
+        let mut last_end = 0;
+        for report in Self::valid_reports(state, operation.now) {
+            max = report.utilization.max(max);
+            sum += report.utilization;
+            reporters += 1;
+            last_end = report.end.max(last_end);
         }
         Decision {
             allowed,
             used: max,
             remaining: sum / u64::from(reporters.max(1)),
             limit: Some(reporters),
-            reset: Micros::new(last) - operation.now,
+            reset: Micros::new(last_end) - operation.now,
             ..Decision::default()
         }
     }
@@ -133,7 +166,7 @@ impl CounterProgram for UtilizationReports {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        Micros::new(Self::valid_reports(state, now).map(|(end, ..)| end).max().unwrap_or(now.get()))
+        Micros::new(Self::valid_reports(state, now).map(|report| report.end).max().unwrap_or(now.get()))
     }
 }
 

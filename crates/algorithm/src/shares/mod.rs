@@ -56,6 +56,15 @@ struct ClassUsage {
     all: u64,
 }
 
+/// The buckets of one class: their sizes, or what remains of them, in hits × microseconds of the window.
+#[derive(Clone, Copy)]
+struct ClassBuckets {
+    /// The bucket that fills at the guaranteed minimum.
+    own: u64,
+    /// The bucket that fills at the maximum.
+    all: u64,
+}
+
 impl Shares {
     /// Creates a limiter; `None` if the capacity cannot be counted in units: hits × microseconds of the window must be
     /// below 2⁵².
@@ -71,16 +80,24 @@ impl Shares {
         (self.capacity - self.classes.guaranteed()) * self.window
     }
 
-    /// Returns the sizes of a class's own bucket and of its maximum.
-    fn capacities_of(&self, class: usize) -> (u64, u64) {
-        (self.classes.min(class) * self.window, self.classes.max(class) * self.window)
+    /// Returns the sizes of the buckets of a class.
+    fn sizes_of(&self, class: usize) -> ClassBuckets {
+        ClassBuckets { own: self.classes.min(class) * self.window, all: self.classes.max(class) * self.window }
+    }
+
+    /// Returns a number of a state, or 0 beyond its end.
+    fn number(state: &State, index: usize) -> u64 {
+        state.number::<NUMBER_BYTES>(NUMBER_BYTES * index).unwrap_or_default()
     }
 
     /// Returns whether [`Self::usage`] replaces the instant of a wrong clock or the former capacity.
     fn is_corrected(&self, state: &State, now: Micros) -> bool {
-        let number = |index: usize| state.number::<NUMBER_BYTES>(NUMBER_BYTES * index);
-        state.as_bytes().len() == self.state_bytes()
-            && (number(0).is_some_and(|at| at > (now + CLOCK_SLACK).get()) || number(1) != Some(self.capacity))
+        if state.as_bytes().len() != self.state_bytes() {
+            return false;
+        }
+        let at = Self::number(state, 0);
+        let capacity = Self::number(state, 1);
+        at > (now + CLOCK_SLACK).get() || capacity != self.capacity
     }
 
     fn state_bytes(&self) -> usize {
@@ -95,21 +112,19 @@ impl Shares {
         if state.as_bytes().len() != self.state_bytes() {
             return usage;
         }
-        let number = |index: usize| state.number::<NUMBER_BYTES>(NUMBER_BYTES * index).unwrap_or_default();
-        let (at, capacity) = (number(0), number(1));
-        usage.common = number(2).min(self.common_capacity());
+        let at = Self::number(state, 0);
+        let capacity = Self::number(state, 1);
+        usage.common = Self::number(state, 2).min(self.common_capacity());
         for (class, class_usage) in usage.each.iter_mut().enumerate().take(len) {
-            let (own, all) = self.capacities_of(class);
+            let size = self.sizes_of(class);
             let index = 3 + 3 * class;
-            *class_usage = ClassUsage {
-                own: number(index).min(own),
-                borrowed: number(index + 1),
-                all: number(index + 2).min(all),
-            };
+            class_usage.own = Self::number(state, index).min(size.own);
+            class_usage.borrowed = Self::number(state, index + 1);
+            class_usage.all = Self::number(state, index + 2).min(size.all);
         }
         // A clock that stepped back refills nothing; an instant that is too far ahead was written by a wrong clock.
-        let (elapsed, ahead) = (now.get().saturating_sub(at), at.saturating_sub(now.get()));
-        let elapsed = elapsed.min(self.window);
+        let elapsed = now.get().saturating_sub(at).min(self.window);
+        let ahead = at.saturating_sub(now.get());
         // If the capacity was raised, the elapsed time refilled at the former capacity.
         let elapsed = if capacity < self.capacity { elapsed * capacity / self.capacity } else { elapsed };
         usage.at = if ahead > CLOCK_SLACK.get() { now.get() } else { at.max(now.get()) };
@@ -117,18 +132,25 @@ impl Shares {
         usage
     }
 
+    /// Returns how much of a class's own bucket refills in the elapsed time.
+    fn own_refill(&self, class: usize, class_usage: &ClassUsage, elapsed: u64) -> u64 {
+        class_usage.own.min(self.classes.min(class) * elapsed)
+    }
+
     /// Refills all buckets for the elapsed time.
     fn drain(&self, usage: &mut Usage, elapsed: u64) {
         let mut inflow = self.capacity * elapsed;
         let each = &mut usage.each[..self.classes.count()];
         for (class, class_usage) in each.iter_mut().enumerate() {
-            let refilled = class_usage.own.min(self.classes.min(class) * elapsed);
+            let refilled = self.own_refill(class, class_usage, elapsed);
             class_usage.own -= refilled;
             inflow -= refilled;
             class_usage.all = class_usage.all.saturating_sub(self.classes.max(class) * elapsed);
         }
         usage.common = usage.common.saturating_sub(inflow);
-        each.iter_mut().for_each(|class_usage| class_usage.borrowed = class_usage.borrowed.min(usage.common));
+        for class_usage in each {
+            class_usage.borrowed = class_usage.borrowed.min(usage.common);
+        }
     }
 
     fn write(&self, usage: &Usage, state: &mut State) {
@@ -140,28 +162,31 @@ impl Shares {
         for number in [usage.at, self.capacity, usage.common] {
             state.push::<NUMBER_BYTES>(number);
         }
-        for number in classes.iter().flat_map(|class_usage| [class_usage.own, class_usage.borrowed, class_usage.all]) {
-            state.push::<NUMBER_BYTES>(number);
+        for class_usage in classes {
+            state.push::<NUMBER_BYTES>(class_usage.own);
+            state.push::<NUMBER_BYTES>(class_usage.borrowed);
+            state.push::<NUMBER_BYTES>(class_usage.all);
         }
     }
 
-    /// Returns the units available to the caller's class in its own bucket, in the common bucket, and within its
-    /// maximum.
-    fn remaining(&self, usage: &Usage) -> (u64, u64, u64) {
-        let ((own, all), class_usage) = (self.capacities_of(self.class), &usage.each[self.class]);
-        (own - class_usage.own, self.common_capacity() - usage.common, all - class_usage.all)
+    /// Returns the units that remain in the buckets of the caller's class.
+    fn remaining(&self, usage: &Usage) -> ClassBuckets {
+        let size = self.sizes_of(self.class);
+        let class_usage = &usage.each[self.class];
+        ClassBuckets { own: size.own - class_usage.own, all: size.all - class_usage.all }
     }
 
     /// Returns the units available to the caller's class.
     fn available(&self, usage: &Usage) -> u64 {
-        let (own, common, ceiling) = self.remaining(usage);
-        (own + common).min(ceiling)
+        let remaining = self.remaining(usage);
+        let common = self.common_capacity() - usage.common;
+        (remaining.own + common).min(remaining.all)
     }
 
     /// Returns the units available to the caller's class in a new counter.
     fn full(&self) -> u64 {
-        let (own, all) = self.capacities_of(self.class);
-        (own + self.common_capacity()).min(all)
+        let size = self.sizes_of(self.class);
+        (size.own + self.common_capacity()).min(size.all)
     }
 
     /// Returns the units of a cost. A cost above the capacity is always denied, so it is capped.
@@ -171,14 +196,16 @@ impl Shares {
 
     /// Returns the units available to the caller's class after `elapsed` microseconds, if no other requests arrive.
     fn available_after(&self, usage: &Usage, elapsed: u64) -> u64 {
-        let refills =
-            |(class, class_usage): (usize, &ClassUsage)| class_usage.own.min(self.classes.min(class) * elapsed);
-        let refilled: u64 = usage.each[..self.classes.count()].iter().enumerate().map(refills).sum();
+        let mut refilled = 0;
+        for (class, class_usage) in usage.each[..self.classes.count()].iter().enumerate() {
+            refilled += self.own_refill(class, class_usage, elapsed);
+        }
+        let size = self.sizes_of(self.class);
         let class_usage = &usage.each[self.class];
-        let (own, all) = self.capacities_of(self.class);
-        let own = own - class_usage.own + refills((self.class, class_usage));
+        let own = size.own - class_usage.own + self.own_refill(self.class, class_usage, elapsed);
         let common = self.common_capacity() - usage.common.saturating_sub(self.capacity * elapsed - refilled);
-        (own + common).min(all - class_usage.all.saturating_sub(self.classes.max(self.class) * elapsed))
+        let all = size.all - class_usage.all.saturating_sub(self.classes.max(self.class) * elapsed);
+        (own + common).min(all)
     }
 
     /// Returns the time until `units` are available, if no other requests arrive. They must not exceed [`Self::full`].
@@ -191,7 +218,8 @@ impl Shares {
         let mut low = missing.div_ceil(self.capacity.max(1));
         let mut high = low;
         while high < self.window && self.available_after(usage, high) < units {
-            (low, high) = (high + 1, (2 * high).min(self.window));
+            low = high + 1;
+            high = (2 * high).min(self.window);
         }
         while low < high {
             let middle = u64::midpoint(low, high);
@@ -207,9 +235,14 @@ impl CounterProgram for Shares {
     const ARGUMENTS: &'static [&'static str] = &["cost", "capacity", "window", "slack", "class", "count"];
 
     fn arguments(&self, operation: Operation) -> Arguments {
-        let cost = operation.cost.min(self.capacity + 1);
-        let (class, count) = (self.class as u64, self.classes.count() as u64);
-        let mut arguments: Arguments = smallvec![cost, self.capacity, self.window, CLOCK_SLACK.get(), class, count];
+        let mut arguments: Arguments = smallvec![
+            operation.cost.min(self.capacity + 1),
+            self.capacity,
+            self.window,
+            CLOCK_SLACK.get(),
+            self.class as u64,
+            self.classes.count() as u64
+        ];
         arguments.extend(self.classes.numbers());
         arguments
     }
@@ -218,7 +251,7 @@ impl CounterProgram for Shares {
         let mut usage = self.usage(state, operation.now);
         let units = self.units(operation.cost);
         let allowed = operation.action.releases() || units <= self.available(&usage);
-        let (own_remaining, ..) = self.remaining(&usage);
+        let own_remaining = self.remaining(&usage).own;
         let class_usage = &mut usage.each[self.class];
         match operation.action {
             Action::Take if allowed => {
@@ -252,21 +285,26 @@ impl CounterProgram for Shares {
 
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let usage = self.usage(state, operation.now);
-        let (units, full) = (self.units(operation.cost), self.full());
-        let (_, _, ceiling) = self.remaining(&usage);
+        let units = self.units(operation.cost);
+        let full = self.full();
         let available = self.available(&usage);
         let remaining = available / self.window;
-        let next = (remaining + 1) * self.window;
-        let until = |units: u64| if units > full { None } else { Some(self.wait(&usage, operation.now, units)) };
+        let next = if available < full {
+            let one_more = (remaining + 1) * self.window;
+            self.wait(&usage, operation.now, one_more.min(full))
+        } else {
+            Micros::ZERO
+        };
+        let retry_after = if allowed || units > full { None } else { Some(self.wait(&usage, operation.now, units)) };
         Decision {
             allowed,
-            shed: !allowed && units <= ceiling,
+            shed: !allowed && units <= self.remaining(&usage).all,
             limit: Some(self.classes.max(self.class) as u32),
             remaining,
             used: (full - available).div_ceil(self.window),
-            reset: until(full).unwrap_or_default(),
-            next: if available < full { until(next.min(full)).unwrap_or_default() } else { Micros::ZERO },
-            retry_after: if allowed { None } else { until(units) },
+            reset: self.wait(&usage, operation.now, full),
+            next,
+            retry_after,
             ..Decision::default()
         }
     }
@@ -277,9 +315,11 @@ impl CounterProgram for Shares {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        state
-            .number::<NUMBER_BYTES>(0)
-            .map_or(now, |at| Micros::new(at.min((now + CLOCK_SLACK).get()).max(now.get()) + self.window))
+        let Some(at) = state.number::<NUMBER_BYTES>(0) else {
+            return now;
+        };
+        let at = at.min((now + CLOCK_SLACK).get()).max(now.get());
+        Micros::new(at + self.window)
     }
 }
 

@@ -72,7 +72,8 @@ impl SlidingLog {
 
     /// Returns the number of hits that have expired.
     fn expired(&self, state: &State, now: Micros) -> usize {
-        let (mut low, mut high) = (0, Self::len(state));
+        let mut low = 0;
+        let mut high = Self::len(state);
         while low < high {
             let middle = usize::midpoint(low, high);
             let has_expired = Self::entry(state, middle) + self.window.get() <= now.get();
@@ -88,7 +89,9 @@ impl SlidingLog {
         }
         let entries: Vec<_> = (0..Self::len(state)).map(|index| Self::entry(state, index).min(now.get())).collect();
         state.clear();
-        entries.into_iter().for_each(|entry| state.push::<ENTRY_BYTES>(entry));
+        for entry in entries {
+            state.push::<ENTRY_BYTES>(entry);
+        }
     }
 
     /// Removes up to `cost` hits of one instant, and the expired ones.
@@ -109,8 +112,32 @@ impl SlidingLog {
     }
 
     fn is_spaced(&self, state: &State, operation: Operation) -> bool {
-        let newest = Self::newest(state).filter(|_| operation.cost > 0 && self.min_interval > Micros::ZERO);
-        newest.is_none_or(|newest| newest + self.min_interval.get() <= operation.now.get())
+        if operation.cost == 0 || self.min_interval == Micros::ZERO {
+            return true;
+        }
+        Self::newest(state).is_none_or(|newest| newest + self.min_interval.get() <= operation.now.get())
+    }
+
+    /// Returns the time from `now` until `span` after the instant `at`. A later time is that of a broken state.
+    fn wait(at: u64, span: Micros, now: Micros) -> Micros {
+        (Micros::new(at) + span - now).min(span + MAX_AHEAD)
+    }
+
+    /// Returns the time until the next `hits` hits have expired, in addition to the `expired` ones.
+    fn time_until_expired(&self, state: &State, expired: usize, hits: u64, now: Micros) -> Micros {
+        if hits == 0 {
+            return Micros::ZERO;
+        }
+        Self::wait(Self::entry(state, expired + hits as usize - 1), self.window, now)
+    }
+
+    /// Returns the time until a denied cost is allowed; `None` if it exceeds the limit.
+    fn retry_after(&self, state: &State, expired: usize, operation: Operation) -> Option<Micros> {
+        let room = self.max_hits.ceiling().checked_sub(operation.cost)?;
+        let used = (Self::len(state) - expired) as u64;
+        let until_room = self.time_until_expired(state, expired, used.saturating_sub(room), operation.now);
+        let newest = if operation.cost > 0 { Self::newest(state).unwrap_or_default() } else { 0 };
+        Some(until_room.max(Self::wait(newest, self.min_interval, operation.now)))
     }
 }
 
@@ -121,9 +148,15 @@ impl CounterProgram for SlidingLog {
         &["cost", "ceiling", "window", "interval", "slack", "count_denied", "grid"];
 
     fn arguments(&self, operation: Operation) -> Arguments {
-        let (cost, ceiling) = (operation.cost.min(Self::MAX_ENTRIES + 1), self.max_hits.ceiling());
-        let (window, interval) = (self.window.get(), self.min_interval.get());
-        smallvec![cost, ceiling, window, interval, MAX_AHEAD.get(), self.count_denied.into(), self.lease_grid.get()]
+        smallvec![
+            operation.cost.min(Self::MAX_ENTRIES + 1),
+            self.max_hits.ceiling(),
+            self.window.get(),
+            self.min_interval.get(),
+            MAX_AHEAD.get(),
+            self.count_denied.into(),
+            self.lease_grid.get()
+        ]
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
@@ -152,7 +185,9 @@ impl CounterProgram for SlidingLog {
             let added = cost.min(self.max_hits.ceiling());
             let pushed_out = (used + added).saturating_sub(self.max_hits.ceiling()).min(added) as usize;
             state.cut_front(ENTRY_BYTES * (expired + pushed_out));
-            (0..added).for_each(|_| state.push::<ENTRY_BYTES>(at));
+            for _ in 0..added {
+                state.push::<ENTRY_BYTES>(at);
+            }
         }
         allowed
     }
@@ -160,27 +195,21 @@ impl CounterProgram for SlidingLog {
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let expired = self.expired(state, operation.now);
         let used = (Self::len(state) - expired) as u64;
-        // Later times are those of a broken state.
-        let wait = |at: u64, time: Micros| (Micros::new(at) + time - operation.now).min(time + MAX_AHEAD);
-        // The time until `hits` of the hits in the window have expired.
-        let time_until_expired = |hits: u64| match hits {
-            0 => Micros::ZERO,
-            hits => wait(Self::entry(state, expired + hits as usize - 1), self.window),
-        };
         let limit = self.max_hits.limit();
-        let retry = || {
-            let room = self.max_hits.ceiling().checked_sub(operation.cost)?;
-            let spaced = Self::newest(state).filter(|_| operation.cost > 0).unwrap_or_default();
-            Some(time_until_expired(used.saturating_sub(room)).max(wait(spaced, self.min_interval)))
+        let next = if limit > 0 {
+            let hits = used.min(used.saturating_sub(limit) + 1);
+            self.time_until_expired(state, expired, hits, operation.now)
+        } else {
+            Micros::ZERO
         };
         Decision {
             allowed,
             soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
-            reset: time_until_expired(used),
-            next: if limit > 0 { time_until_expired(used.min(used.saturating_sub(limit) + 1)) } else { Micros::ZERO },
-            retry_after: if allowed { None } else { retry() },
+            reset: self.time_until_expired(state, expired, used, operation.now),
+            next,
+            retry_after: if allowed { None } else { self.retry_after(state, expired, operation) },
             ..Decision::default()
         }
     }
@@ -203,8 +232,12 @@ impl CounterProgram for SlidingLog {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        // A broken state must expire, too.
-        Self::newest(state).map_or(now, |newest| Micros::new(newest).min(now + MAX_AHEAD)) + self.window
+        let newest = match Self::newest(state) {
+            // A broken state must expire, too.
+            Some(newest) => Micros::new(newest).min(now + MAX_AHEAD),
+            None => now,
+        };
+        newest + self.window
     }
 }
 
@@ -213,7 +246,8 @@ impl Limiter for SlidingLog {
     const KEYWORDS: &'static [&'static str] = &["min_interval"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let (max_hits, interval) = (spec.max_hits(spec.requests.into()), spec.min_interval.unwrap_or_default());
+        let max_hits = spec.max_hits(spec.requests.into());
+        let interval = spec.min_interval.unwrap_or_default();
         if interval > spec.window {
             return Err(InvalidLimit {
                 keyword: "min_interval",
@@ -241,19 +275,22 @@ impl Limiter for SlidingLog {
     }
 
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        let entry = |index| {
+        let mut parts = Vec::new();
+        for index in self.expired(state, now)..Self::len(state) {
             let from = Micros::new(Self::entry(state, index));
-            CounterPart { from, until: from + self.window, hits: 1 }
-        };
-        (self.expired(state, now)..Self::len(state)).map(entry).collect()
+            parts.push(CounterPart { from, until: from + self.window, hits: 1 });
+        }
+        parts
     }
 
     /// Returns `None` if there is a minimum interval, because it is unknown when the hits of a lease arrive.
     fn leasing(&self) -> Option<Program> {
         let grid = Micros::new((self.window.get() / GRID_STEPS_PER_WINDOW).min(MAX_LEASE_LIFETIME.get() / 2));
+        if self.min_interval > Micros::ZERO || grid == Micros::ZERO {
+            return None;
+        }
         let max_hits = MaxHits::hard(self.max_hits.limit());
-        let leasing = Self { max_hits, count_denied: false, lease_grid: grid, ..*self };
-        (self.min_interval == Micros::ZERO && grid > Micros::ZERO).then(|| leasing.into())
+        Some(Self { max_hits, count_denied: false, lease_grid: grid, ..*self }.into())
     }
 
     fn recording(&self) -> Algorithm {

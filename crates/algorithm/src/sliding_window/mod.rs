@@ -44,6 +44,24 @@ const HEADER_BYTES: usize = 12;
 /// Length of a counter, and of their sum, in bytes.
 const COUNT_BYTES: usize = 4;
 
+/// The beginning of a state.
+struct Header {
+    /// Start of the counter that was current when the state was written.
+    start: u64,
+    /// Duration of one counter.
+    width: DrainTime,
+}
+
+impl Header {
+    /// Reads the header; `None` for a new counter.
+    fn read(state: &State) -> Option<Self> {
+        let start = state.number::<7>(0)?;
+        let mantissa = state.number::<4>(7)? as u32;
+        let exponent = state.number::<1>(11)? as u8;
+        Some(Self { start, width: DrainTime { mantissa, exponent } })
+    }
+}
+
 /// The counters at an instant.
 #[derive(Clone, Debug)]
 struct WindowCounters {
@@ -67,11 +85,12 @@ impl SlidingWindow {
     #[must_use]
     pub fn new(max_hits: MaxHits, window: Micros, buckets: u32, edge: WindowEdge, count_denied: bool) -> Option<Self> {
         let fits = window > Micros::ZERO && window <= Self::MAX_WINDOW && (1..=Self::MAX_BUCKETS).contains(&buckets);
-        fits.then(|| {
-            // A window that cannot be divided evenly becomes longer by less than a microsecond per counter.
-            let width = Micros::new(window.get().div_ceil(buckets.into()));
-            Self { max_hits, bucket_width: width, buckets, edge, count_denied, stored_width: DrainTime::new(width) }
-        })
+        if !fits {
+            return None;
+        }
+        // A window that cannot be divided evenly becomes longer by less than a microsecond per counter.
+        let width = Micros::new(window.get().div_ceil(buckets.into()));
+        Some(Self { max_hits, bucket_width: width, buckets, edge, count_denied, stored_width: DrainTime::new(width) })
     }
 
     /// Returns the position of the first counter. If there are more than two counters, their sum precedes them, so that
@@ -80,62 +99,67 @@ impl SlidingWindow {
         if state.as_bytes().len() > HEADER_BYTES + 2 * COUNT_BYTES { HEADER_BYTES + COUNT_BYTES } else { HEADER_BYTES }
     }
 
+    /// Returns the counts of an unused counter.
+    fn zero_counts(&self) -> SmallVec<[u64; 8]> {
+        smallvec![0; self.buckets as usize + 1]
+    }
+
     fn counters(&self, state: &State, now: Micros) -> WindowCounters {
         let buckets = self.buckets as usize;
         let start = (now - now % self.bucket_width).get();
-        let empty = || smallvec![0; buckets + 1];
-        let (Some(stored), Some(mantissa), Some(exponent)) =
-            (state.number::<7>(0), state.number::<4>(7), state.number::<1>(11))
-        else {
-            return WindowCounters { start, counts: empty(), changed: false };
+        let Some(stored) = Header::read(state) else {
+            return WindowCounters { start, counts: self.zero_counts(), changed: false };
         };
-        let stored_width = DrainTime { mantissa: mantissa as u32, exponent: exponent as u8 };
         let header = Self::header_bytes(state);
         let counts = (0..).map_while(|index| state.number::<COUNT_BYTES>(header + COUNT_BYTES * index));
         let stored_count = state.as_bytes().len().saturating_sub(header) / COUNT_BYTES;
-        if stored_width != self.stored_width || stored_count != buckets + 1 {
+        if stored.width != self.stored_width || stored_count != buckets + 1 {
             // The window was changed: all hits that still count are counted as if they had arrived now.
-            let age = now.get().saturating_sub(stored) / stored_width.micros().max(1);
+            let age = now.get().saturating_sub(stored.start) / stored.width.micros().max(1);
             let still_in_window = counts.take((stored_count as u64).saturating_sub(age) as usize);
-            let mut merged: SmallVec<_> = empty();
+            let mut merged = self.zero_counts();
             merged[0] = still_in_window.sum::<u64>().min(self.max_hits.ceiling()).min(MAX_COUNT);
             return WindowCounters { start, counts: merged, changed: true };
         }
-        if stored > start {
+        if stored.start > start {
             // The clock stepped back: the counters stay unchanged until it has caught up. If a wrong clock was far
             // ahead, they become the counters of now.
-            let ahead = stored.saturating_sub(now.get());
+            let ahead = stored.start.saturating_sub(now.get());
             let plausible = ahead <= CLOCK_SLACK.get().max(self.bucket_width.get());
-            let start = if plausible { stored } else { start };
+            let start = if plausible { stored.start } else { start };
             return WindowCounters { start, counts: counts.collect(), changed: !plausible };
         }
-        let elapsed = ((start - stored) / self.bucket_width.get()).min(buckets as u64 + 1) as usize;
+        let elapsed = ((start - stored.start) / self.bucket_width.get()).min(buckets as u64 + 1) as usize;
         let counts = std::iter::repeat_n(0, elapsed).chain(counts).take(buckets + 1).collect();
         WindowCounters { start, counts, changed: false }
     }
 
     /// Returns the counter that contains an instant, or an empty slice if it has expired.
     fn counter_of<'c>(&self, counters: &'c mut WindowCounters, instant: Micros) -> &'c mut [u64] {
-        let elapsed = counters.start.checked_sub((instant - instant % self.bucket_width).get());
-        let index = elapsed.map_or(usize::MAX, |elapsed| (elapsed / self.bucket_width.get()) as usize);
-        counters.counts.get_mut(index..).and_then(|counts| counts.get_mut(..1)).unwrap_or_default()
+        let Some(elapsed) = counters.start.checked_sub((instant - instant % self.bucket_width).get()) else {
+            return &mut [];
+        };
+        let index = (elapsed / self.bucket_width.get()) as usize;
+        counters.counts.get_mut(index..=index).unwrap_or_default()
     }
 
     /// Returns the number of hits that count at `at`, which is not before the start of the current counter.
     fn used(&self, counters: &WindowCounters, at: u64) -> u64 {
-        let (oldest, newer) =
-            counters.counts.split_last().map_or((0, [].as_slice()), |(oldest, newer)| (*oldest, newer));
+        let Some((oldest, newer)) = counters.counts.split_last() else {
+            return 0;
+        };
         let newer: u64 = newer.iter().sum();
         let width = self.bucket_width.get();
         match self.edge {
             WindowEdge::Strict => newer + oldest,
-            WindowEdge::Weighted => newer + proportion::ceil(oldest, width - (at - counters.start), width),
+            WindowEdge::Weighted => newer + proportion::ceil(*oldest, width - (at - counters.start), width),
         }
     }
 
-    /// Returns the time until no more than `room` hits count.
+    /// Returns the time from `at`, which is not before the current counter, until no more than `room` hits count.
     fn wait(&self, counters: &WindowCounters, at: u64, room: u64) -> u64 {
-        let (width, elapsed) = (self.bucket_width.get(), at - counters.start);
+        let width = self.bucket_width.get();
+        let elapsed = at - counters.start;
         let mut counted: u64 = counters.counts.iter().sum();
         // After `steps` more counter durations, this is the oldest counter.
         for (steps, oldest) in counters.counts.iter().rev().enumerate() {
@@ -153,6 +177,12 @@ impl SlidingWindow {
         }
         counters.counts.len() as u64 * width - elapsed
     }
+
+    /// Returns the time from `now`, which may be before the current counter, until no more than `room` hits count.
+    fn time_until(&self, counters: &WindowCounters, now: Micros, room: u64) -> Micros {
+        let at = now.get().max(counters.start);
+        Micros::new(at - now.get() + self.wait(counters, at, room))
+    }
 }
 
 impl CounterProgram for SlidingWindow {
@@ -162,20 +192,19 @@ impl CounterProgram for SlidingWindow {
         &["cost", "ceiling", "width", "buckets", "strict", "slack", "mantissa", "exponent", "count_denied"];
 
     fn arguments(&self, operation: Operation) -> Arguments {
-        let (ceiling, width, buckets) = (self.max_hits.ceiling(), self.bucket_width.get(), self.buckets.into());
-        let (strict, slack) = (u64::from(self.edge == WindowEdge::Strict), CLOCK_SLACK.get().max(width));
+        let width = self.bucket_width.get();
+        let is_strict = self.edge == WindowEdge::Strict;
         let DrainTime { mantissa, exponent } = self.stored_width;
-        let denied = self.count_denied.into();
         smallvec![
             operation.cost.min(MaxHits::MAX + 1),
-            ceiling,
+            self.max_hits.ceiling(),
             width,
-            buckets,
-            strict,
-            slack,
+            self.buckets.into(),
+            is_strict.into(),
+            CLOCK_SLACK.get().max(width),
             mantissa.into(),
             exponent.into(),
-            denied
+            self.count_denied.into()
         ]
     }
 
@@ -191,7 +220,8 @@ impl CounterProgram for SlidingWindow {
             };
             for count in counts {
                 let removed = remaining.min(*count);
-                (*count, remaining) = (*count - removed, remaining - removed);
+                *count -= removed;
+                remaining -= removed;
             }
             counters.changed |= remaining < cost;
         } else {
@@ -212,7 +242,9 @@ impl CounterProgram for SlidingWindow {
             if counters.counts.len() > 2 {
                 state.push::<COUNT_BYTES>(sum.min(MAX_COUNT));
             }
-            counters.counts.iter().for_each(|count| state.push::<COUNT_BYTES>(*count));
+            for count in &counters.counts {
+                state.push::<COUNT_BYTES>(*count);
+            }
         }
         allowed
     }
@@ -220,18 +252,26 @@ impl CounterProgram for SlidingWindow {
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
         let counters = self.counters(state, operation.now);
         let at = operation.now.get().max(counters.start);
-        let until = |room| Micros::new(at - operation.now.get() + self.wait(&counters, at, room));
         let used = self.used(&counters, at);
         let limit = self.max_hits.limit();
-        let room = self.max_hits.ceiling().checked_sub(operation.cost);
+        let reset = if used > 0 { self.time_until(&counters, operation.now, 0) } else { Micros::ZERO };
+        let next = if used > 0 && limit > 0 {
+            self.time_until(&counters, operation.now, used.min(limit) - 1)
+        } else {
+            Micros::ZERO
+        };
+        let retry_after = match self.max_hits.ceiling().checked_sub(operation.cost) {
+            Some(room) if !allowed => Some(self.time_until(&counters, operation.now, room)),
+            Some(_) | None => None,
+        };
         Decision {
             allowed,
             soft: allowed && operation.is_soft(used, self.max_hits),
             remaining: self.max_hits.remaining(used),
             used,
-            reset: if used > 0 { until(0) } else { Micros::ZERO },
-            next: if used > 0 && limit > 0 { until(used.min(limit) - 1) } else { Micros::ZERO },
-            retry_after: if allowed { None } else { room.map(until) },
+            reset,
+            next,
+            retry_after,
             ..Decision::default()
         }
     }
@@ -259,7 +299,8 @@ impl Limiter for SlidingWindow {
         if !(1..=Self::MAX_BUCKETS).contains(&buckets) {
             return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
         }
-        let (max_hits, edge) = (spec.max_hits(spec.requests.into()), spec.edge.unwrap_or_default());
+        let max_hits = spec.max_hits(spec.requests.into());
+        let edge = spec.edge.unwrap_or_default();
         let limiter = Self::new(max_hits, spec.window, buckets, edge, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
     }
@@ -279,12 +320,15 @@ impl Limiter for SlidingWindow {
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
         let WindowCounters { start, counts, .. } = self.counters(state, now);
         let width = self.bucket_width.get();
-        let part = |(age, hits): (usize, &u64)| {
-            let from = start.saturating_sub(age as u64 * width);
-            let until = from + (u64::from(self.buckets) + 1) * width;
-            CounterPart { from: Micros::new(from), until: Micros::new(until), hits: *hits }
-        };
-        counts.iter().enumerate().rev().map(part).filter(|part| part.hits > 0).collect()
+        let mut parts = Vec::new();
+        for (age, hits) in counts.iter().enumerate().rev() {
+            if *hits > 0 {
+                let from = start.saturating_sub(age as u64 * width);
+                let until = from + (u64::from(self.buckets) + 1) * width;
+                parts.push(CounterPart { from: Micros::new(from), until: Micros::new(until), hits: *hits });
+            }
+        }
+        parts
     }
 
     fn leasing(&self) -> Option<Program> {

@@ -55,19 +55,15 @@ impl WarmUp {
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
         let rate = Rate::new(requests, window)?;
-        let (burst, max_cost) = (u64::from(burst), u64::from(burst.max(requests)));
+        let max_cost = u64::from(burst.max(requests));
+        let burst = u64::from(burst);
         // The maximum debt is a burst plus one request of the maximum cost at the slowest rate.
         let max_debt = rate.duration_of(burst + 3 * max_cost).ceil();
         let fits = burst > 0 && period > Micros::ZERO && period <= Self::MAX_WARM_UP && max_debt <= MAX_PERIOD;
-        fits.then(|| Self {
-            rate,
-            burst,
-            max_cost,
-            period,
-            count_denied,
-            max_debt,
-            drain_time: DrainTime::new(max_debt),
-        })
+        if !fits {
+            return None;
+        }
+        Some(Self { rate, burst, max_cost, period, count_denied, max_debt, drain_time: DrainTime::new(max_debt) })
     }
 
     fn charge(&self, cost: u64) -> ExactDuration {
@@ -76,7 +72,10 @@ impl WarmUp {
 
     /// Returns the maximum debt at which a request of this cost is still allowed.
     fn allowed_debt(&self, cost: u64) -> Option<ExactDuration> {
-        (cost <= self.max_cost).then(|| self.rate.duration_of(self.burst.saturating_sub(cost)))
+        if cost > self.max_cost {
+            return None;
+        }
+        Some(self.rate.duration_of(self.burst.saturating_sub(cost)))
     }
 
     /// Returns the debt of a full burst. It replaces a debt that a wrong clock has stored, so that the next hit is allowed
@@ -85,14 +84,20 @@ impl WarmUp {
         self.rate.duration_of(self.burst).ceil()
     }
 
+    /// Returns the time in which a debt falls to `allowed_debt`, if no other requests arrive.
+    fn time_until(&self, debt: ExactDuration, allowed_debt: ExactDuration) -> Micros {
+        self.rate.subtract(debt, allowed_debt).ceil()
+    }
+
     fn read(&self, state: &State, now: Micros) -> WarmUpState {
-        let (empty, max_debt) = (
-            ExactDuration { micros: now.get(), fraction: 0 },
-            ExactDuration { micros: self.max_debt.get(), fraction: 0 },
-        );
-        let debt = DrainState::read(state, now, self.rate, max_debt, self.drain_time);
-        let Some((debt, cold)) = debt.zip(state.number::<4>(16)) else {
-            return WarmUpState { paid_at: empty, cold: self.period.get(), changed: false };
+        let paid_now = ExactDuration { micros: now.get(), fraction: 0 };
+        let new = WarmUpState { paid_at: paid_now, cold: self.period.get(), changed: false };
+        let Some(cold) = state.number::<4>(16) else {
+            return new;
+        };
+        let max_debt = ExactDuration { micros: self.max_debt.get(), fraction: 0 };
+        let Some(debt) = DrainState::read(state, now, self.rate, max_debt, self.drain_time) else {
+            return new;
         };
         let is_of_wrong_clock = debt.changed && debt.drained_at.micros - now.get() >= self.max_debt.get();
         let used_up = ExactDuration { micros: (now + self.full_debt()).get(), fraction: 0 };
@@ -120,20 +125,21 @@ impl CounterProgram for WarmUp {
     ];
 
     fn arguments(&self, operation: Operation) -> Arguments {
-        let (charge, allowed_debt) = (self.charge(operation.cost), self.allowed_debt(operation.cost));
+        let charge = self.charge(operation.cost);
+        let allowed_debt = self.allowed_debt(operation.cost);
+        let possible = allowed_debt.is_some();
+        let allowed_debt = allowed_debt.unwrap_or_default();
         let DrainTime { mantissa, exponent } = self.drain_time;
-        let (possible, allowed_debt) = (allowed_debt.is_some().into(), allowed_debt.unwrap_or_default());
-        let (period, full, max_debt) = (self.period.get(), self.full_debt().get(), self.max_debt.get());
         smallvec![
             charge.micros,
             charge.fraction,
             self.rate.parts(),
-            possible,
+            possible.into(),
             allowed_debt.micros,
             allowed_debt.fraction,
-            period,
-            full,
-            max_debt,
+            self.period.get(),
+            self.full_debt().get(),
+            self.max_debt.get(),
             mantissa.into(),
             exponent.into(),
             self.count_denied.into()
@@ -151,7 +157,9 @@ impl CounterProgram for WarmUp {
                 let refunded = self.rate.refundable(charge, operation);
                 // The rolled back take has also prevented idleness: for up to three times its charge when cold.
                 let warmth = if operation.action == Action::Refund { warmth } else { 4 * warmth };
-                (at, cold, changed) = (self.rate.subtract(at, refunded).max(now), cold + warmth, true);
+                at = self.rate.subtract(at, refunded).max(now);
+                cold += warmth;
+                changed = true;
             }
         } else {
             let debt = self.rate.subtract(at, now);
@@ -162,10 +170,12 @@ impl CounterProgram for WarmUp {
                 let surcharged = above.min(charge.micros);
                 let extra = proportion::ceil(2 * surcharged, 2 * above - surcharged, self.period.get());
                 at = self.rate.add(at, self.rate.add(charge, ExactDuration { micros: extra, fraction: 0 }));
-                (cold, changed) = (cold.saturating_sub(warmth), true);
+                cold = cold.saturating_sub(warmth);
+                changed = true;
             } else if operation.action == Action::Take && self.count_denied {
                 let max_debt = ExactDuration { micros: operation.now.get() + self.max_debt.get(), fraction: 0 };
-                (at, changed) = (self.rate.add(at, charge).min(max_debt).max(at), true);
+                at = self.rate.add(at, charge).min(max_debt).max(at);
+                changed = true;
             }
         }
         cold = cold.min(self.period.get());
@@ -184,15 +194,22 @@ impl CounterProgram for WarmUp {
         let in_debt = debt > ExactDuration::default();
         let burst = self.rate.duration_of(self.burst);
         let remaining = if in_debt { self.rate.hits(self.rate.subtract(burst, debt)) } else { self.max_cost };
-        let until = |allowed_debt: ExactDuration| self.rate.subtract(debt, allowed_debt).ceil();
+        let next = match self.allowed_debt(remaining + 1) {
+            Some(allowed_debt) => self.time_until(debt, allowed_debt),
+            None => Micros::ZERO,
+        };
+        let retry_after = match self.allowed_debt(operation.cost) {
+            Some(allowed_debt) if !allowed => Some(self.time_until(debt, allowed_debt)),
+            Some(_) | None => None,
+        };
         Decision {
             allowed,
             soft: false,
             remaining,
             used: self.max_cost - remaining,
             reset: debt.ceil(),
-            next: self.allowed_debt(remaining + 1).map(until).unwrap_or_default(),
-            retry_after: if allowed { None } else { self.allowed_debt(operation.cost).map(until) },
+            next,
+            retry_after,
             ..Decision::default()
         }
     }
@@ -223,7 +240,7 @@ impl Limiter for WarmUp {
             return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with warm_up" });
         }
         // By default each hit waits for the previous one, as in Guava.
-        let burst = spec.burst.map_or(Ok(1), |_| spec.burst())?;
+        let burst = if spec.burst.is_some() { spec.burst()? } else { 1 };
         let limiter = Self::new(spec.requests, spec.window, burst, period, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
@@ -233,7 +250,8 @@ impl Limiter for WarmUp {
         if self.max_cost > self.burst {
             // The maximum cost is the number of requests before the rate was reduced to lowest terms.
             let factor = self.max_cost / u64::from(requests);
-            (requests, window) = (u32::try_from(self.max_cost).ok()?, Micros::new(window.get() * factor));
+            requests = u32::try_from(self.max_cost).ok()?;
+            window = Micros::new(window.get() * factor);
         }
         Some(LimitSpec {
             requests,
