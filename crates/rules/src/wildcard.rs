@@ -30,30 +30,37 @@ struct Pattern {
 
 impl Pattern {
     fn prefix(&self) -> &str {
-        self.parts.first().map_or("", |part| part)
+        match self.parts.first() {
+            Some(prefix) => prefix,
+            None => "",
+        }
     }
 
     fn suffix(&self) -> &str {
-        self.parts.last().map_or("", |part| part)
+        match self.parts.last() {
+            Some(suffix) => suffix,
+            None => "",
+        }
     }
 
     /// Returns whether `remaining`, the value without prefix and suffix, contains the middle parts in order.
     fn middle_matches(&self, mut remaining: &str) -> bool {
         let middle = self.parts.get(1..self.parts.len() - 1).unwrap_or_default();
-        middle.iter().all(|part| match remaining.split_once(&**part) {
-            Some((_, after)) => {
-                remaining = after;
-                true
-            }
-            None => false,
-        })
+        for part in middle {
+            let Some((_, after)) = remaining.split_once(&**part) else {
+                return false;
+            };
+            remaining = after;
+        }
+        true
     }
 }
 
 impl Wildcards {
     pub(super) fn insert(&mut self, pattern: &str, node: u32) {
         let pattern = Pattern { parts: pattern.split('*').map(Into::into).collect(), node };
-        let (prefix, suffix) = (pattern.prefix(), pattern.suffix());
+        let prefix = pattern.prefix();
+        let suffix = pattern.suffix();
         let lengths = (prefix.len(), suffix.len());
         if !self.end_lengths.contains(&lengths) {
             self.end_lengths.push(lengths);
@@ -75,12 +82,21 @@ impl Wildcards {
             let Some(middle_end) = value.len().checked_sub(suffix_len).filter(|end| *end >= prefix_len) else {
                 continue;
             };
-            let ends = (value.get(..prefix_len), value.get(prefix_len..middle_end), value.get(middle_end..));
-            let (Some(prefix), Some(middle), Some(suffix)) = ends else { continue };
-            let same_ends = self.by_ends.get(prefix).and_then(|by_suffix| by_suffix.get(suffix));
-            let earlier = same_ends.into_iter().flatten().take_while(|index| first.is_none_or(|first| **index < first));
-            let earlier_match = earlier.copied().find(|index| self.patterns[*index].middle_matches(middle));
-            first = earlier_match.or(first);
+            let Some(prefix) = value.get(..prefix_len) else { continue };
+            let Some(middle) = value.get(prefix_len..middle_end) else { continue };
+            let Some(suffix) = value.get(middle_end..) else { continue };
+            let Some(by_suffix) = self.by_ends.get(prefix) else { continue };
+            let Some(same_ends) = by_suffix.get(suffix) else { continue };
+            for index in same_ends {
+                // The indices are ascending, so no further one precedes the known match.
+                if first.is_some_and(|first| *index >= first) {
+                    break;
+                }
+                if self.patterns[*index].middle_matches(middle) {
+                    first = Some(*index);
+                    break;
+                }
+            }
         }
         first.map(|index| self.patterns[index].node)
     }

@@ -69,8 +69,10 @@ impl RuleSet {
         segment: Segment,
         location: Location,
     ) -> Result<u32, Location> {
-        let group = self.group(parent, key).map(|(id, _)| id);
-        let group = group.unwrap_or_else(|| self.add_group(parent, key));
+        let group = match self.group(parent, key) {
+            Some((id, _)) => id,
+            None => self.add_group(parent, key),
+        };
         let existing = match &segment {
             Segment::Any => self.groups[group as usize].any,
             Segment::Value(value) | Segment::Pattern(value) | Segment::Shared(value) => self.exact_child(group, value),
@@ -93,18 +95,20 @@ impl RuleSet {
             }
         };
         entry.has_values = true;
-        let (nodes, hasher) = (&self.nodes, &self.hasher);
-        let rehash = |(group, node): &(u32, u32)| {
-            hasher.hash_one((*group, nodes[*node as usize].exact_value().unwrap_or_default()))
-        };
-        self.by_value.insert_unique(hasher.hash_one((group, &**value)), (group, id), rehash);
+        let hash = self.hasher.hash_one((group, &**value));
+        self.by_value.insert_unique(hash, (group, id), |(group, node)| {
+            let value = self.nodes[*node as usize].exact_value().unwrap_or_default();
+            self.hasher.hash_one((*group, value))
+        });
         Ok(id)
     }
 
     /// Adds a rule and attaches it to the nodes.
     pub(crate) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
         let id = u32::try_from(self.rules.len()).ok();
-        nodes.iter().for_each(|node| self.nodes[*node as usize].rule = id);
+        for node in nodes {
+            self.nodes[*node as usize].rule = id;
+        }
         self.rules.push(rule);
     }
 
@@ -137,9 +141,11 @@ impl RuleSet {
     fn add_group(&mut self, parent: u32, key: &Arc<str>) -> u32 {
         let id = self.groups.len() as u32;
         self.groups.push(Group { parent, key: Arc::clone(key), any: None, has_values: false, wildcards: None });
-        let (groups, hasher) = (&self.groups, &self.hasher);
-        let hash = |id: &u32| hasher.hash_one((groups[*id as usize].parent, &*groups[*id as usize].key));
-        self.by_key.insert_unique(hash(&id), id, hash);
+        let hash = self.hasher.hash_one((parent, &**key));
+        self.by_key.insert_unique(hash, id, |id| {
+            let group = &self.groups[*id as usize];
+            self.hasher.hash_one((group.parent, &*group.key))
+        });
         id
     }
 }

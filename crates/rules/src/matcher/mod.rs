@@ -247,10 +247,13 @@ impl RuleSet {
     #[must_use]
     pub fn entries_of_rules(&self) -> Vec<RuleEntries> {
         let mut parents = vec![NO_PARENT; self.nodes.len()];
-        let with_values = self.by_value.iter().map(|(group, node)| (*group as usize, *node));
-        let with_any = self.groups.iter().enumerate().filter_map(|(group, Group { any, .. })| Some((group, (*any)?)));
-        for (group, node) in with_values.chain(with_any) {
-            parents[node as usize] = self.groups[group].parent;
+        for (group, node) in &self.by_value {
+            parents[*node as usize] = self.groups[*group as usize].parent;
+        }
+        for group in &self.groups {
+            if let Some(node) = group.any {
+                parents[node as usize] = group.parent;
+            }
         }
         let mut entries = vec![Box::default(); self.rules.len()];
         for (id, node) in self.nodes.iter().enumerate() {
@@ -350,16 +353,24 @@ impl RuleSet {
         let Some(Plan { plans, .. }) = default.plan.as_deref() else {
             return default;
         };
-        let (mut named, mut assigned) = (None, None);
+        let mut named = None;
+        let mut assigned = None;
         for (entry, node) in entries.zip(path) {
             if node.modifier == Some(ModifierEntry::Plan) {
                 named = Some(entry.value);
-            } else if let Some(entities) = plans.entities.get(entry.key) {
-                assigned = entities.get(entry.value).map(|plan| &**plan).or(assigned);
+            } else if let Some(entities) = plans.entities.get(entry.key)
+                && let Some(plan) = entities.get(entry.value)
+            {
+                assigned = Some(&**plan);
             }
         }
-        let rule = named.or(assigned).and_then(|name| plans.rules.get(name));
-        rule.map_or(default, |rule| &self.rules[*rule as usize])
+        let Some(name) = named.or(assigned) else {
+            return default;
+        };
+        match plans.rules.get(name) {
+            Some(rule) => &self.rules[*rule as usize],
+            None => default,
+        }
     }
 
     /// Returns the rule that applies to a descriptor.
@@ -396,12 +407,14 @@ impl RuleSet {
         depth: usize,
         orders: &mut SmallVec<[SmallVec<[Entry<'e>; 3]>; 2]>,
     ) {
-        if depth == entries.len() {
-            orders.extend(self.rule_of(self.node(node)).map(|_| entries.clone()));
+        if depth == entries.len() && self.rule_of(self.node(node)).is_some() {
+            orders.push(entries.clone());
         }
         for next in depth..entries.len() {
-            let child = self.child_of(node, entries[next]).filter(|_| orders.len() < 2);
-            if let Some(child) = child {
+            if orders.len() == 2 {
+                return;
+            }
+            if let Some(child) = self.child_of(node, entries[next]) {
                 // The entries after the next one keep their order.
                 entries[depth..=next].rotate_right(1);
                 self.collect_orders(child, entries, depth + 1, orders);
@@ -420,16 +433,25 @@ impl RuleSet {
             return None;
         }
         let (id, group) = self.group(parent, entry.key)?;
-        let exact = || group.has_values.then(|| self.exact_child(id, entry.value)).flatten();
-        exact().or_else(|| group.wildcards.as_ref()?.find(entry.value)).or(group.any)
+        if group.has_values
+            && let Some(child) = self.exact_child(id, entry.value)
+        {
+            return Some(child);
+        }
+        if let Some(wildcards) = &group.wildcards
+            && let Some(child) = wildcards.find(entry.value)
+        {
+            return Some(child);
+        }
+        group.any
     }
 
     pub(crate) fn group(&self, parent: u32, key: &str) -> Option<(u32, &Group)> {
-        let same = |id: &u32| {
+        let hash = self.hasher.hash_one((parent, key));
+        let id = *self.by_key.find(hash, |id| {
             let group = &self.groups[*id as usize];
             group.parent == parent && *group.key == *key
-        };
-        let id = *self.by_key.find(self.hasher.hash_one((parent, key)), same)?;
+        })?;
         Some((id, &self.groups[id as usize]))
     }
 
@@ -439,8 +461,10 @@ impl RuleSet {
     }
 
     fn exact_child(&self, group: u32, value: &str) -> Option<u32> {
-        let same = |(of, node): &(u32, u32)| *of == group && self.node(*node).exact_value() == Some(value);
-        let (_, node) = self.by_value.find(self.hasher.hash_one((group, value)), same)?;
+        let hash = self.hasher.hash_one((group, value));
+        let (_, node) = self
+            .by_value
+            .find(hash, |(other_group, node)| *other_group == group && self.node(*node).exact_value() == Some(value))?;
         Some(*node)
     }
 
@@ -461,8 +485,12 @@ impl Plan {
     /// Returns whether the plan entry of the request contains a plan other than this one.
     #[must_use]
     pub fn is_other_plan_requested(&self, entries: &[Entry<'_>], path: &[&Node]) -> bool {
-        let mut named = entries.iter().zip(path).filter(|(_, node)| node.modifier == Some(ModifierEntry::Plan));
-        named.next().is_some_and(|(entry, _)| *entry.value != *self.name)
+        for (entry, node) in entries.iter().zip(path) {
+            if node.modifier == Some(ModifierEntry::Plan) {
+                return *entry.value != *self.name;
+            }
+        }
+        false
     }
 }
 
