@@ -109,7 +109,7 @@ impl AlgorithmKeywords {
 
     /// Returns the location of `count_denied: true`, if it is present.
     pub(super) fn explicit_count_denied(&self) -> Option<Location> {
-        self.location("count_denied").filter(|_| self.spec.count_denied == Some(true))
+        if self.spec.count_denied == Some(true) { self.location("count_denied") } else { None }
     }
 
     /// Returns the algorithm, which `capacity` determines if it is present.
@@ -150,7 +150,7 @@ impl AlgorithmKeywords {
         is_invalid |= self.reject_contradictions(reader);
         let mut spec = self.spec;
         if let (Some(sharing), Some(capacity)) = (&self.sharing, self.capacity) {
-            match sharing.class_table(capacity.hits).1 {
+            match sharing.class_table(capacity.hits) {
                 Ok(classes) => spec.classes = Some(classes),
                 Err(error) => {
                     reader.diagnostics.error(sharing.location(), error.to_string());
@@ -158,32 +158,45 @@ impl AlgorithmKeywords {
                 }
             }
         }
-        (!is_invalid).then_some(spec)
+        if is_invalid { None } else { Some(spec) }
     }
 
     /// Reports keywords that require or exclude each other, and returns whether there were any.
     fn reject_contradictions(&self, reader: &mut Reader<'_, '_>) -> bool {
-        let location = |keyword| self.location(keyword);
-        let sharing = location("shares").or_else(|| location("reserve"));
-        let contradictions = [
-            (
-                location("capacity").and(location("limit")),
-                "limit cannot be combined with capacity; a limit is a capacity without classes",
-            ),
-            (
-                location("capacity").and(location("algorithm")).filter(|_| self.kind() != self.kind),
-                "algorithm cannot be combined with capacity, which determines the algorithm",
-            ),
-            (sharing.filter(|_| self.capacity.is_none()), "shares and reserve require a capacity"),
-            (
-                sharing.filter(|_| self.class.is_none()),
-                "shares and reserve require class: the key of the entry that contains a request's class",
-            ),
-            (location("class").filter(|_| self.sharing.is_none()), "class requires shares or reserve"),
-            (location("class").filter(|_| self.class == self.holder), "class and holder must be different entries"),
-        ];
-        let contradictions = contradictions.into_iter().filter_map(|(location, message)| Some((location?, message)));
-        contradictions.map(|(location, message)| reader.diagnostics.error(location, message)).count() > 0
+        let mut contradictions = Vec::new();
+        let has_capacity = self.location("capacity").is_some();
+        if has_capacity && let Some(limit) = self.location("limit") {
+            let message = "limit cannot be combined with capacity; a limit is a capacity without classes";
+            contradictions.push((limit, message));
+        }
+        if has_capacity
+            && self.kind() != self.kind
+            && let Some(algorithm) = self.location("algorithm")
+        {
+            let message = "algorithm cannot be combined with capacity, which determines the algorithm";
+            contradictions.push((algorithm, message));
+        }
+        if let Some(sharing) = self.location("shares").or_else(|| self.location("reserve")) {
+            if self.capacity.is_none() {
+                contradictions.push((sharing, "shares and reserve require a capacity"));
+            }
+            if self.class.is_none() {
+                let message = "shares and reserve require class: the key of the entry that contains a request's class";
+                contradictions.push((sharing, message));
+            }
+        }
+        if let Some(class) = self.location("class") {
+            if self.sharing.is_none() {
+                contradictions.push((class, "class requires shares or reserve"));
+            }
+            if self.class == self.holder {
+                contradictions.push((class, "class and holder must be different entries"));
+            }
+        }
+        for (location, message) in &contradictions {
+            reader.diagnostics.error(*location, *message);
+        }
+        !contradictions.is_empty()
     }
 
     /// Returns how the limit defines its maximum, and reports missing keywords.
@@ -219,12 +232,24 @@ impl AlgorithmKeywords {
         if self.location("capacity").is_some() { "capacity" } else { self.kind.name }
     }
 
-    /// Returns the modifier entries with their keys, in the order of the descriptor, and the names of the classes.
-    pub(super) fn modifiers_and_classes(&self) -> (Vec<(ModifierEntry, String)>, Vec<Box<str>>) {
-        let class = self.class.clone().map(|key| (ModifierEntry::Class, key));
-        let holder = self.holder.clone().map(|key| (ModifierEntry::Holder, key));
-        let names = self.sharing.as_ref().map(|sharing| sharing.class_table(0).0);
-        (class.into_iter().chain(holder).collect(), names.unwrap_or_default())
+    /// Returns the modifier entries with their keys, in the order of the descriptor.
+    pub(super) fn modifiers(&self) -> Vec<(ModifierEntry, String)> {
+        let mut modifiers = Vec::new();
+        if let Some(key) = &self.class {
+            modifiers.push((ModifierEntry::Class, key.clone()));
+        }
+        if let Some(key) = &self.holder {
+            modifiers.push((ModifierEntry::Holder, key.clone()));
+        }
+        modifiers
+    }
+
+    /// Returns the names of the classes that share the limit, in the order of its class table.
+    pub(super) fn class_names(&self) -> Vec<Box<str>> {
+        match &self.sharing {
+            Some(sharing) => sharing.class_names(),
+            None => Vec::new(),
+        }
     }
 
     /// Returns whether denials are overload: with `reserve`, requests are denied to keep capacity for other classes.

@@ -27,7 +27,10 @@ pub(super) struct ElasticKeywords {
 
 impl Reader<'_, '_> {
     pub(super) fn elastic(&mut self, node: &Yaml) -> Option<ElasticKeywords> {
-        let (mut resource, mut up_to, mut idle, mut busy) = (None, Some(0), Some(DEFAULT_IDLE), Some(DEFAULT_BUSY));
+        let mut resource = None;
+        let mut up_to = Some(0);
+        let mut idle = Some(DEFAULT_IDLE);
+        let mut busy = Some(DEFAULT_BUSY);
         for (key, _, value) in self.read_map("elastic", node, &ELASTIC)? {
             match key {
                 "resource" => resource = self.text(key, value).filter(|name| !name.is_empty()),
@@ -60,16 +63,22 @@ pub(super) fn build_elastic(
     spec: LimitSpec,
 ) -> Result<Elastic, LimitError> {
     let ElasticKeywords { resource, up_to, idle, busy } = keywords;
-    let limit_at = |step: usize| {
+    let mut steps = Vec::with_capacity(Elastic::STEPS);
+    for step in 1..=Elastic::STEPS {
         let extra = u64::from(up_to - 100) * step as u64;
-        let scale = |number: u32| {
-            let number = u64::from(number);
-            u32::try_from(number + number * extra / (100 * Elastic::STEPS as u64)).unwrap_or(u32::MAX)
-        };
-        let spec = LimitSpec { burst: spec.burst.map(scale), ..spec };
-        Limit::from_spec(scale(requests), measure, kind, spec)
-    };
-    let steps = (1..=Elastic::STEPS).map(limit_at).collect::<Result<_, _>>()?;
-    let fraction = |percent: u32| f64::from(percent) / 100.0;
-    Ok(Elastic { resource: resource.into(), idle: fraction(idle), busy: fraction(busy), steps })
+        let spec = LimitSpec { burst: spec.burst.map(|burst| add_extra(burst, extra)), ..spec };
+        steps.push(Limit::from_spec(add_extra(requests, extra), measure, kind, spec)?);
+    }
+    Ok(Elastic {
+        resource: resource.into(),
+        idle: f64::from(idle) / 100.0,
+        busy: f64::from(busy) / 100.0,
+        steps: steps.into(),
+    })
+}
+
+/// Returns a number increased by `extra`, in percent of the number divided by [`Elastic::STEPS`].
+fn add_extra(number: u32, extra: u64) -> u32 {
+    let number = u64::from(number);
+    u32::try_from(number + number * extra / (100 * Elastic::STEPS as u64)).unwrap_or(u32::MAX)
 }

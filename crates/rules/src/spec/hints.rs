@@ -292,7 +292,10 @@ pub(super) fn number_hint(text: &str) -> Option<String> {
 /// Returns a hint for a syntax error, if there is a frequent reason for it. `line` is the line of the error.
 pub(super) fn syntax_hint(error: &str, line: &str) -> &'static str {
     let before_comment = line.split(" #").next().unwrap_or(line);
-    let value = before_comment.split_once(": ").map_or("", |(_, value)| value.trim());
+    let value = match before_comment.split_once(": ") {
+        Some((_, value)) => value.trim(),
+        None => "",
+    };
     if error.contains("a tab") || error.contains("tabs ") {
         "; indent with spaces"
     } else if value.starts_with(['*', '&', '@', '`', '%', '!', '|', '>']) && !error.contains("indentation") {
@@ -334,7 +337,10 @@ pub(super) fn misread_ends(name: &str, text: &str) -> Option<String> {
     }
     let quotes = ['"', '\'', '\u{201c}', '\u{201d}', '\u{2018}', '\u{2019}'];
     let is_quoted = text.chars().count() > 1 && text.starts_with(quotes) && text.ends_with(quotes);
-    is_quoted.then(|| format!("the quotes in {name} {text:?} are a part of it, which requests must contain as well"))
+    if !is_quoted {
+        return None;
+    }
+    Some(format!("the quotes in {name} {text:?} are a part of it, which requests must contain as well"))
 }
 
 fn is_short_number(text: &str) -> bool {
@@ -349,7 +355,9 @@ pub(super) fn misread_value(key: &str, value: &str) -> Option<String> {
              meaning, and stands for any characters: /api/*"
         ));
     }
-    if let Some(pattern) = network_pattern(value).filter(|_| !has_networks(key)) {
+    if !has_networks(key)
+        && let Some(pattern) = network_pattern(value)
+    {
         let pattern =
             pattern.map(|pattern| format!("; value: {pattern} matches the addresses of this network as text"));
         return Some(format!(
@@ -363,13 +371,18 @@ pub(super) fn misread_value(key: &str, value: &str) -> Option<String> {
 
 /// Returns whether a value has signs that only regular expressions have.
 fn is_regular_expression(value: &str) -> bool {
-    let has = |texts: &[&str]| texts.iter().any(|text| value.contains(text));
     let is_anchored = value.starts_with('^') && value.len() > 1;
     // `api.*` is a valid pattern, and `US$` a valid text.
-    let is_ended = value.len() > 1 && value.ends_with('$') && has(&[".*", ".+", "[", "(", "\\", "]"]);
-    let has_class = has(&["\\d", "\\w", "\\s", "\\.", "\\/", "[0-9]", "[a-z]", "[A-Z]", "[^", "(?:", ".+)", ".*)"]);
+    let has_operator = contains_any(value, &[".*", ".+", "[", "(", "\\", "]"]);
+    let is_ended = value.len() > 1 && value.ends_with('$') && has_operator;
+    let classes = ["\\d", "\\w", "\\s", "\\.", "\\/", "[0-9]", "[a-z]", "[A-Z]", "[^", "(?:", ".+)", ".*)"];
+    let has_class = contains_any(value, &classes);
     let has_choice = value.starts_with('(') && value.ends_with(')') && value.contains('|');
     is_anchored || is_ended || has_class || has_choice || ends_with_any(value)
+}
+
+fn contains_any(value: &str, texts: &[&str]) -> bool {
+    texts.iter().any(|text| value.contains(text))
 }
 
 /// Returns whether the value ends with `.*` after a character that no name or number has before a dot: `.*`, `/api/.*`.
@@ -383,7 +396,7 @@ fn ends_with_any(value: &str) -> bool {
 /// Returns whether the values of a key are networks, such as Envoy's `masked_remote_address`.
 fn has_networks(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    ["mask", "cidr", "network", "subnet", "prefix"].iter().any(|word| key.contains(word))
+    contains_any(&key, &["mask", "cidr", "network", "subnet", "prefix"])
 }
 
 /// Returns `Some` if the value is a network in CIDR notation, with the pattern that matches its addresses as texts, if

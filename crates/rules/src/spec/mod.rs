@@ -103,16 +103,21 @@ pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'
     }
     let mut reader = Reader::new(diagnostics, options);
     let mut domain = None;
-    let (mut shard_by, mut shard_by_location) = (Vec::new(), start);
+    let mut shard_by = Vec::new();
+    let mut shard_by_location = start;
     let mut charge_all = options.charge_all;
-    let (mut plans, mut descriptors) = (Plans::default(), Vec::new());
+    let mut plans = Plans::default();
+    let mut descriptors = Vec::new();
     let fields = reader.read_map("the file", &root, &ROOT)?;
     let is_domain_reported = reader.suggested.contains(&"domain");
     for (key, location, value) in fields {
         match key {
             "domain" => domain = reader.domain(value).map(|text| (text, location)),
             "charge" => charge_all = reader.choice(key, value, &CHARGES).unwrap_or_default(),
-            "shard_by" => (shard_by, shard_by_location) = (reader.shard_by(value), location),
+            "shard_by" => {
+                shard_by = reader.shard_by(value);
+                shard_by_location = location;
+            }
             "plans" => plans = reader.plans(value),
             "descriptors" => descriptors = reader.descriptors(value),
             _ => {}
@@ -173,6 +178,11 @@ pub(super) fn read_custom_limit(
     Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::DENY_ALL), divided_limit, on_error, consistency })
 }
 
+/// Returns whether a key is YAML's merge key.
+fn is_merge_key(key: &Yaml) -> bool {
+    matches!(&key.kind, Kind::Scalar { text, plain: true } if text == "<<")
+}
+
 /// Reads YAML nodes and reports their mistakes.
 struct Reader<'r, 'p> {
     diagnostics: &'r mut Diagnostics<'p>,
@@ -200,10 +210,11 @@ impl<'r, 'p> Reader<'r, 'p> {
     ) -> Option<Vec<(&'y str, Location, &'y Yaml)>> {
         self.suggested.clear();
         let Kind::Map(pairs) = &node.kind else {
-            let in_words = node.scalar().and_then(|(text, _)| hints::limit_in_words(text));
-            let message = match in_words.filter(|_| known.name == RATE_LIMIT.name) {
-                Some(map) => format!("{name} must be a map{}; write {map}", actual(node)),
-                None => format!("{name} must be a map such as {}{}", known.example, actual(node)),
+            let message = match node.scalar().and_then(|(text, _)| hints::limit_in_words(text)) {
+                Some(map) if known.name == RATE_LIMIT.name => {
+                    format!("{name} must be a map{}; write {map}", actual(node))
+                }
+                Some(_) | None => format!("{name} must be a map such as {}{}", known.example, actual(node)),
             };
             self.diagnostics.error(node.location, message);
             return None;
@@ -228,9 +239,13 @@ impl<'r, 'p> Reader<'r, 'p> {
 
     /// Returns the pairs with YAML's merge key (`<<: *base`) expanded. The map's own keys take precedence.
     fn merge_keys<'y>(&mut self, pairs: &'y [(Yaml, Yaml)]) -> Vec<(&'y Yaml, &'y Yaml)> {
-        let is_merge = |key: &Yaml| matches!(&key.kind, Kind::Scalar { text, plain: true } if text == "<<");
-        let mut all: Vec<_> = pairs.iter().filter(|(key, _)| !is_merge(key)).map(|(key, value)| (key, value)).collect();
-        for (_, base) in pairs.iter().filter(|(key, _)| is_merge(key)) {
+        let mut all = Vec::new();
+        for (key, value) in pairs {
+            if !is_merge_key(key) {
+                all.push((key, value));
+            }
+        }
+        for (_, base) in pairs.iter().filter(|(key, _)| is_merge_key(key)) {
             let bases = match &base.kind {
                 Kind::List(bases) => bases.as_slice(),
                 Kind::Map(_) => std::slice::from_ref(base),
@@ -245,8 +260,8 @@ impl<'r, 'p> Reader<'r, 'p> {
                     continue;
                 };
                 for (key, value) in inherited.iter() {
-                    let has_key = |(own, _): &(&Yaml, &Yaml)| own.scalar().is_some() && own.scalar() == key.scalar();
-                    if !all.iter().any(has_key) {
+                    let is_present = key.scalar().is_some() && all.iter().any(|(own, _)| own.scalar() == key.scalar());
+                    if !is_present {
                         all.push((key, value));
                     }
                 }
@@ -261,7 +276,9 @@ impl<'r, 'p> Reader<'r, 'p> {
     /// envoyproxy/ratelimit accepts such files and ignores the key.
     fn report_unknown_key(&mut self, location: Location, key: &str, value: &Yaml, known: &MapSchema) {
         let place = hints::place_of(key, known, &MAPS);
-        if let Some(place) = place.filter(|_| ENVOYPROXY_KEYWORDS.contains(&key)) {
+        if ENVOYPROXY_KEYWORDS.contains(&key)
+            && let Some(place) = place
+        {
             self.diagnostics.warning(location, format!("{key} has no effect here; it belongs {place}"));
             return;
         }
@@ -273,8 +290,7 @@ impl<'r, 'p> Reader<'r, 'p> {
         }
         // A keyword of another map that another system has in this map: `limit: 5`, but `limit: { … }`.
         let is_word = place.is_none() || scalar.is_none();
-        let translated = hints::translate(key, scalar, known).filter(|_| is_word);
-        let hint = if let Some(Suggestion { keyword, form }) = translated {
+        let hint = if is_word && let Some(Suggestion { keyword, form }) = hints::translate(key, scalar, known) {
             self.suggested.push(keyword);
             let separator = if form.is_empty() { "" } else { " " };
             format!("did you mean {keyword}?{separator}{form}")
@@ -284,11 +300,14 @@ impl<'r, 'p> Reader<'r, 'p> {
             self.suggested.push(nearest);
             format!("did you mean {nearest}?")
         } else {
-            let entry = scalar.filter(|text| known.name == DESCRIPTOR.name && !text.is_empty());
-            let entry =
-                entry.map(|text| format!("; an entry is written as key: {:?}, value: {:?}", short(key), short(text)));
+            let entry = match scalar {
+                Some(text) if known.name == DESCRIPTOR.name && !text.is_empty() => {
+                    format!("; an entry is written as key: {:?}, value: {:?}", short(key), short(text))
+                }
+                Some(_) | None => String::new(),
+            };
             let names = known.names().collect::<Vec<_>>().join(", ");
-            format!("keys allowed here: {names}{}", entry.unwrap_or_default())
+            format!("keys allowed here: {names}{entry}")
         };
         self.diagnostics.error(location, format!("unknown key {key:?}; {hint}"));
     }
@@ -336,7 +355,8 @@ impl<'r, 'p> Reader<'r, 'p> {
 
     fn descriptor(&mut self, node: &Yaml) -> Option<Descriptor> {
         let mut descriptor = Descriptor { location: node.location, ..Descriptor::default() };
-        let (mut share_threshold, mut ip_prefix) = (None, None);
+        let mut share_threshold = None;
+        let mut ip_prefix = None;
         let mut value_location = node.location;
         let fields = self.read_map("a descriptor", node, &DESCRIPTOR)?;
         let is_key_reported = self.suggested.contains(&"key");

@@ -46,16 +46,18 @@ impl Reader<'_, '_> {
             match key {
                 "key" => plans.key = self.text(key, value).filter(|key| !key.is_empty()).unwrap_or(plans.key),
                 "default" => {
-                    (plans.default, default_location) = (self.text(key, value).unwrap_or_default(), value.location);
+                    plans.default = self.text(key, value).unwrap_or_default();
+                    default_location = value.location;
                 }
                 "limits" => {
                     for (name, location, limits) in self.named_entries("limits", value) {
-                        let limits = self.named_entries(&name, limits).into_iter();
-                        let limits = limits.filter_map(|(name, _, limit)| {
-                            let limit = self.plan_limit(&name, limit)?;
-                            Some((name, limit))
-                        });
-                        plans.plans.insert(name, Plan { location, limits: limits.collect() });
+                        let mut plan = Plan { location, limits: HashMap::new() };
+                        for (limit_name, _, limit) in self.named_entries(&name, limits) {
+                            if let Some(limit) = self.plan_limit(&limit_name, limit) {
+                                plan.limits.insert(limit_name, limit);
+                            }
+                        }
+                        plans.plans.insert(name, plan);
                     }
                 }
                 "entities" => {

@@ -53,12 +53,20 @@ struct Keywords {
     elastic: Option<(elastic::ElasticKeywords, Location)>,
 }
 
-/// The keywords of a limit per unit and their locations. A value is `None` if it is invalid.
+/// The value of a keyword and its location.
+#[derive(Clone, Copy)]
+struct Field<T> {
+    /// The value; `None` if it is invalid.
+    value: Option<T>,
+    location: Location,
+}
+
+/// The keywords of a limit per unit.
 #[derive(Default)]
 struct RateKeywords {
-    unit: Option<(Option<Unit>, Location)>,
-    requests: Option<(Option<u32>, Location)>,
-    multiplier: Option<(Option<u32>, Location)>,
+    unit: Option<Field<Unit>>,
+    requests: Option<Field<u32>>,
+    multiplier: Option<Field<u32>>,
     /// Whether an error about an unknown key has already suggested `unit`.
     is_unit_reported: bool,
     /// Whether an error about an unknown key has already suggested `requests_per_unit`.
@@ -67,13 +75,15 @@ struct RateKeywords {
 
 impl RateKeywords {
     fn locations(&self) -> impl Iterator<Item = Location> {
-        [self.unit.map(|field| field.1), self.requests.map(|field| field.1), self.multiplier.map(|field| field.1)]
-            .into_iter()
-            .flatten()
+        let unit = self.unit.map(|unit| unit.location);
+        let requests = self.requests.map(|requests| requests.location);
+        let multiplier = self.multiplier.map(|multiplier| multiplier.location);
+        [unit, requests, multiplier].into_iter().flatten()
     }
 
+    /// Returns the number of requests and their unit, and reports missing keywords.
     fn measure(&self, reader: &mut Reader<'_, '_>, location: Location) -> Option<(u32, Measure)> {
-        let Some((unit, _)) = self.unit else {
+        let Some(unit) = self.unit else {
             if self.is_unit_reported {
                 return None;
             }
@@ -85,9 +95,15 @@ impl RateKeywords {
             let message = "rate_limit has no requests_per_unit; the default of 0 denies every request";
             reader.diagnostics.warning(location, message);
         }
-        let requests = self.requests.map_or(Some(0), |field| field.0);
-        let multiplier = self.multiplier.map_or(Some(1), |field| field.0);
-        Some((requests?, Measure::Rate { unit: unit?, multiplier: multiplier? }))
+        let requests = match self.requests {
+            Some(requests) => requests.value?,
+            None => 0,
+        };
+        let multiplier = match self.multiplier {
+            Some(multiplier) => multiplier.value?,
+            None => 1,
+        };
+        Some((requests, Measure::Rate { unit: unit.value?, multiplier }))
     }
 }
 
@@ -113,13 +129,16 @@ impl Reader<'_, '_> {
         }
         if keywords.unlimited {
             let rate = keywords.rate;
-            for location in [rate.unit.map(|field| field.1), rate.multiplier.map(|field| field.1)].into_iter().flatten()
-            {
+            let unit = rate.unit.map(|unit| unit.location);
+            let multiplier = rate.multiplier.map(|multiplier| multiplier.location);
+            for location in [unit, multiplier].into_iter().flatten() {
                 self.diagnostics.error(location, "unlimited: true cannot be combined with unit or unit_multiplier");
             }
             // A custom limit with a warning is rejected.
-            if let Some((_, location)) = rate.requests.filter(|_| name == "rate_limit") {
-                self.diagnostics.warning(location, "requests_per_unit has no effect with unlimited: true");
+            if name == "rate_limit"
+                && let Some(requests) = rate.requests
+            {
+                self.diagnostics.warning(requests.location, "requests_per_unit has no effect with unlimited: true");
             }
             keywords.algorithm.reject_all(self);
             return Some(rate_limit);
@@ -130,13 +149,20 @@ impl Reader<'_, '_> {
 
     /// Reads the keywords. Those that need no others are already in the first result.
     fn keywords(&mut self, fields: &[(&str, Location, &Yaml)]) -> (RateLimit, Keywords) {
-        let (mut rate_limit, mut keywords) = (RateLimit::default(), Keywords::default());
+        let mut rate_limit = RateLimit::default();
+        let mut keywords = Keywords::default();
         let mut replaces = Vec::new();
         for (key, location, value) in fields {
             match *key {
-                "unit" => keywords.rate.unit = Some((self.unit(value), value.location)),
-                "requests_per_unit" => keywords.rate.requests = Some((self.number(key, value), *location)),
-                "unit_multiplier" => keywords.rate.multiplier = Some((self.number(key, value), *location)),
+                "unit" => {
+                    keywords.rate.unit = Some(Field { value: self.unit(value), location: value.location });
+                }
+                "requests_per_unit" => {
+                    keywords.rate.requests = Some(Field { value: self.number(key, value), location: *location });
+                }
+                "unit_multiplier" => {
+                    keywords.rate.multiplier = Some(Field { value: self.number(key, value), location: *location });
+                }
                 "unlimited" => keywords.unlimited = self.boolean(key, value),
                 "name" => rate_limit.name = self.text(key, value).unwrap_or_default(),
                 "replaces" => replaces = self.replaces(value),
@@ -181,17 +207,18 @@ impl Reader<'_, '_> {
                 quantity?
             }
         };
-        (rate_limit.modifiers, rate_limit.classes) = keywords.modifiers_and_classes();
+        rate_limit.modifiers = keywords.modifiers();
+        rate_limit.classes = keywords.class_names();
         rate_limit.sheds |= keywords.sheds();
         let spec = spec?;
         let limit = match Limit::from_spec(requests, measure, keywords.kind(), spec) {
             Ok(limit) => limit,
             Err(error) => {
                 let location = match error.keyword() {
-                    "unit_multiplier" => rate.multiplier.map_or(node, |field| field.1),
-                    keyword => keywords.location(keyword).unwrap_or(node),
+                    "unit_multiplier" => rate.multiplier.map(|multiplier| multiplier.location),
+                    keyword => keywords.location(keyword),
                 };
-                self.diagnostics.error(location, error.to_string());
+                self.diagnostics.error(location.unwrap_or(node), error.to_string());
                 return None;
             }
         };

@@ -107,8 +107,7 @@ fn whole_number(text: &str) -> Option<u32> {
 /// Parses a decimal number such as `1e3` or `1.0`. Returns `None` if it is negative, or not below 2³².
 fn decimal_number(text: &str) -> Option<f64> {
     let text = text.replace('_', "");
-    let is_decimal = |letter: u8| letter.is_ascii_digit() || matches!(letter, b'+' | b'-' | b'.' | b'e' | b'E');
-    if !text.bytes().all(is_decimal) {
+    if !text.bytes().all(|letter| matches!(letter, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')) {
         return None;
     }
     let number: f64 = text.parse().ok()?;
@@ -121,7 +120,7 @@ fn octal_number(text: &str) -> Option<Option<u32>> {
     let text = text.replace('_', "");
     let digits = text.strip_prefix(['+', '-']).unwrap_or(&text).strip_prefix('0')?;
     let is_decimal = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-    is_decimal.then(|| u32::from_str_radix(digits, 8).ok())
+    if is_decimal { Some(u32::from_str_radix(digits, 8).ok()) } else { None }
 }
 
 /// Returns the end of a message that states the actual value: `, not …`.

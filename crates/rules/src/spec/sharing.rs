@@ -15,6 +15,27 @@ pub(super) struct Capacity {
     pub(super) unit: Option<Unit>,
 }
 
+impl Capacity {
+    /// Parses a capacity; `None` if the number or the unit is invalid.
+    fn parse(text: &str) -> Option<Self> {
+        let Some((hits, unit)) = text.split_once('/') else {
+            return Some(Self { hits: parse_hits(text)?, unit: None });
+        };
+        let unit = match unit.trim() {
+            "s" => Unit::Second,
+            "m" => Unit::Minute,
+            "h" => Unit::Hour,
+            "d" => Unit::Day,
+            name => Unit::from_name(name)?,
+        };
+        Some(Self { hits: parse_hits(hits)?, unit: Some(unit) })
+    }
+}
+
+fn parse_hits(text: &str) -> Option<u32> {
+    text.trim().replace('_', "").parse().ok()
+}
+
 /// A number of hits or a percentage of the capacity.
 #[derive(Clone, Copy)]
 enum Amount {
@@ -31,29 +52,63 @@ impl Amount {
     }
 }
 
-/// The guaranteed share and the maximum share of each class.
+/// The guaranteed share and the maximum share of one class.
+struct ClassShare {
+    name: String,
+    min: Amount,
+    /// The maximum; `None` if it is the whole capacity.
+    max: Option<Amount>,
+}
+
+impl ClassShare {
+    /// Returns the minimum and the maximum in hits.
+    fn resolve(&self, capacity: u32) -> (u32, u32) {
+        let max = match self.max {
+            Some(max) => max.resolve(capacity),
+            None => capacity,
+        };
+        (self.min.resolve(capacity), max)
+    }
+}
+
+/// The shares of all classes.
 pub(super) struct Sharing {
     location: Location,
-    classes: Vec<(String, Amount, Option<Amount>)>,
+    classes: Vec<ClassShare>,
     /// Whether the keyword is `reserve`. Other classes may then take all capacity that is free; with `shares`, they may
     /// only take capacity that is not guaranteed to a class.
     pub(super) reserve: bool,
 }
 
 impl Sharing {
-    /// Returns the names of the listed classes and the class table. Its last class is for all other requests.
-    pub(super) fn class_table(&self, capacity: u32) -> (Vec<Box<str>>, Result<Classes, InvalidClasses>) {
-        let mut listed: Vec<_> = self.classes.iter().collect();
-        listed.sort_by(|one, other| one.0.cmp(&other.0));
-        let numbers = |(_, min, max): &(String, Amount, Option<Amount>)| {
-            (min.resolve(capacity), max.map_or(capacity, |max| max.resolve(capacity)))
-        };
-        let (others, named): (Vec<_>, Vec<_>) = listed.into_iter().partition(|(name, ..)| name == OTHER_CLASS);
-        let mut shares: Vec<_> = named.iter().map(|class| numbers(class)).collect();
-        let guaranteed = shares.iter().fold(0_u32, |sum, (min, _)| sum.saturating_add(*min));
-        let remaining = if self.reserve { capacity } else { capacity.saturating_sub(guaranteed).max(1) };
-        shares.push(others.first().map_or((0, remaining), |class| numbers(class)));
-        (named.iter().map(|(name, ..)| name.as_str().into()).collect(), Classes::new(&shares, capacity))
+    /// Returns the names of the listed classes, in the order of the class table.
+    pub(super) fn class_names(&self) -> Vec<Box<str>> {
+        self.named_classes().iter().map(|class| class.name.as_str().into()).collect()
+    }
+
+    /// Returns the class table. Its last class is for all other requests.
+    pub(super) fn class_table(&self, capacity: u32) -> Result<Classes, InvalidClasses> {
+        let mut shares = Vec::new();
+        let mut guaranteed = 0_u32;
+        for class in self.named_classes() {
+            let (min, max) = class.resolve(capacity);
+            guaranteed = guaranteed.saturating_add(min);
+            shares.push((min, max));
+        }
+        let other = self.classes.iter().find(|class| class.name == OTHER_CLASS);
+        shares.push(match other {
+            Some(other) => other.resolve(capacity),
+            None if self.reserve => (0, capacity),
+            None => (0, capacity.saturating_sub(guaranteed).max(1)),
+        });
+        Classes::new(&shares, capacity)
+    }
+
+    /// Returns the listed classes in the order of their names, without the one for all other requests.
+    fn named_classes(&self) -> Vec<&ClassShare> {
+        let mut named: Vec<_> = self.classes.iter().filter(|class| class.name != OTHER_CLASS).collect();
+        named.sort_by(|one, other| one.name.cmp(&other.name));
+        named
     }
 
     pub(super) fn location(&self) -> Location {
@@ -64,35 +119,24 @@ impl Sharing {
 impl Reader<'_, '_> {
     pub(super) fn capacity(&mut self, node: &Yaml) -> Option<Capacity> {
         let text = self.text("capacity", node)?;
-        let (hits, unit) = text.split_once('/').map_or((text.as_str(), None), |(hits, unit)| (hits, Some(unit)));
-        let hits = hits.trim().replace('_', "").parse().ok();
-        let parsed_unit = unit.map(|unit| match unit.trim() {
-            "s" => Some(Unit::Second),
-            "m" => Some(Unit::Minute),
-            "h" => Some(Unit::Hour),
-            "d" => Some(Unit::Day),
-            name => Unit::from_name(name),
-        });
-        match (hits, parsed_unit) {
-            (Some(hits), None) => Some(Capacity { hits, unit: None }),
-            (Some(hits), Some(Some(unit))) => Some(Capacity { hits, unit: Some(unit) }),
-            (None, _) | (_, Some(None)) => {
-                let message = format!(
-                    "capacity must be a number of requests in flight (100), or of hits per s, m, h, d, {} (1000/s), \
-                     not {text:?}",
-                    units()
-                );
-                self.diagnostics.error(node.location, message);
-                None
-            }
+        let capacity = Capacity::parse(&text);
+        if capacity.is_none() {
+            let message = format!(
+                "capacity must be a number of requests in flight (100), or of hits per s, m, h, d, {} (1000/s), \
+                 not {text:?}",
+                units()
+            );
+            self.diagnostics.error(node.location, message);
         }
+        capacity
     }
 
     /// Reads shares such as `gold: { min: 400, max: 1000 }`.
     pub(super) fn shares(&mut self, node: &Yaml) -> Option<Sharing> {
         let mut classes = Vec::new();
         for (class, _, value) in self.named_entries("shares", node) {
-            let (mut min, mut max) = (Some(Amount::Hits(0)), Some(None));
+            let mut min = Some(Amount::Hits(0));
+            let mut max = Some(None);
             let name = format!("the class {class:?} of shares");
             for (key, _, value) in self.read_map(&name, value, &SHARE)? {
                 match key {
@@ -100,7 +144,7 @@ impl Reader<'_, '_> {
                     _ => max = self.amount(key, value).map(Some),
                 }
             }
-            classes.push((class, min?, max?));
+            classes.push(ClassShare { name: class, min: min?, max: max? });
         }
         Some(Sharing { location: node.location, classes, reserve: false })
     }
@@ -109,7 +153,7 @@ impl Reader<'_, '_> {
     pub(super) fn reserve(&mut self, node: &Yaml) -> Option<Sharing> {
         let mut classes = Vec::new();
         for (class, _, value) in self.named_entries("reserve", node) {
-            classes.push((class, self.amount("a reserve", value)?, None));
+            classes.push(ClassShare { name: class, min: self.amount("a reserve", value)?, max: None });
         }
         Some(Sharing { location: node.location, classes, reserve: true })
     }
