@@ -80,7 +80,10 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<D
     let unknown = replaced::unknown_names(&compiler.set, compiler.replaced);
     if !unknown.is_empty() {
         list.extend(unknown);
-        let order: HashMap<&str, usize> = files.iter().map(|file| file.name.as_str()).zip(0..).collect();
+        let mut order = HashMap::new();
+        for (index, file) in files.iter().enumerate() {
+            order.insert(file.name.as_str(), index);
+        }
         list.sort_by_key(|diagnostic| (order.get(diagnostic.file.as_str()).copied(), diagnostic.location));
     }
     compiler.set.shrink();
@@ -151,11 +154,10 @@ impl Compiler {
         for ((key, entity), plan) in &spec.plans.entities {
             entities.entry(key.clone()).or_default().insert(entity.clone(), plan.as_str().into());
         }
-        let (plans, entities) = (&spec.plans, Arc::new(entities));
         let parent = Parent {
             file: &file,
-            plans,
-            entities,
+            plans: &spec.plans,
+            entities: Arc::new(entities),
             node: root,
             labels: vec![spec.domain.as_str().into()],
             dynamic: false,
@@ -334,8 +336,11 @@ impl Compiler {
             self.add_modifier_levels([vec![id], plan_levels].concat(), &first.modifiers, location, diagnostics);
         // The rule that is added last is the one that the levels lead to.
         limits.sort_by_key(|(plan, _)| **plan == plans.default);
-        let next_ids = self.set.rules().len()..;
-        let rules = limits.iter().zip(next_ids).map(|((plan, _), rule)| (plan.as_str().into(), rule as u32)).collect();
+        let first_id = self.set.rules().len();
+        let mut rules = HashMap::new();
+        for (index, (plan, _)) in limits.iter().enumerate() {
+            rules.insert(plan.as_str().into(), (first_id + index) as u32);
+        }
         let plan_rules = Arc::new(matcher::Plans { rules, entities: Arc::clone(&limited.parent.entities) });
         for (plan, limit) in limits {
             let mut rule = limited.build_rule(self, limit);
@@ -359,13 +364,16 @@ impl LimitedDescriptor<'_> {
     fn build_rule(&self, compiler: &mut Compiler, rate_limit: &RateLimit) -> Rule {
         let Self { descriptor, parent, labels, dynamic } = self;
         for replaced in &rate_limit.replaces {
-            let (file, domain) = (Arc::clone(parent.file), Arc::clone(&labels[0]));
-            compiler.replaced.push(Replaced { file, domain, limit: replaced.clone() });
+            compiler.replaced.push(Replaced {
+                file: Arc::clone(parent.file),
+                domain: Arc::clone(&labels[0]),
+                limit: replaced.clone(),
+            });
         }
         Rule {
             id: compiler.set.rules().len(),
             limit: compiler.intern_limit(rate_limit.limit.as_ref()),
-            name: (!rate_limit.name.is_empty()).then(|| rate_limit.name.as_str().into()),
+            name: if rate_limit.name.is_empty() { None } else { Some(rate_limit.name.as_str().into()) },
             policy: OnceLock::new(),
             replaces: rate_limit.replaces.iter().map(|replaced| replaced.name.clone()).collect(),
             shadow_mode: descriptor.shadow_mode,

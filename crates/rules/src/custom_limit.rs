@@ -55,7 +55,10 @@ impl CustomLimit {
         let custom_limit = spec::read_custom_limit(&Self::stored_form(text), options, &mut diagnostics);
         diagnostics.sort();
         // Warnings are treated as errors, because a successful call has no way to report them.
-        custom_limit.filter(|_| list.is_empty()).ok_or(list)
+        match custom_limit {
+            Some(custom_limit) if list.is_empty() => Ok(custom_limit),
+            Some(_) | None => Err(list),
+        }
     }
 
     /// Returns the stored form of a printed limit: `500/minute`, or the keywords of `rate_limit`. Returns other texts
@@ -64,7 +67,10 @@ impl CustomLimit {
     /// Version 0.1.0 cannot read the printed forms, and may share the store.
     #[must_use]
     pub fn stored_form(text: &str) -> Cow<'_, str> {
-        PrintedLimit::parse(text).map_or(Cow::Borrowed(text), |limit| Cow::Owned(limit.stored_form()))
+        match PrintedLimit::parse(text) {
+            Some(limit) => Cow::Owned(limit.stored_form()),
+            None => Cow::Borrowed(text),
+        }
     }
 
     pub(super) const fn with_allowance(allowance: Allowance) -> Self {
@@ -133,7 +139,10 @@ impl<'t> PrintedLimit<'t> {
                 format!("{{{window}, requests_per_unit: {requests}, algorithm: {algorithm}}}")
             }
             PrintedMeasure::InFlight { hold } => {
-                let hold = hold.map_or_else(String::new, |hold| format!(", hold: {hold}"));
+                let hold = match hold {
+                    Some(hold) => format!(", hold: {hold}"),
+                    None => String::new(),
+                };
                 format!("{{algorithm: {algorithm}, limit: {requests}{hold}}}")
             }
         }

@@ -24,11 +24,12 @@ impl RuleSet {
                 domain_text += &format!(", sharded by {}", settings.shard_by.join(", "));
             }
         }
-        let (mut lines, mut path) = (vec![domain_text], Path::new());
+        let mut lines = vec![domain_text];
         if entries.is_empty() {
             lines.push("no limit: a descriptor has an entry KEY=VALUE for each level of a rule".to_owned());
             return lines;
         }
+        let mut path = Path::new();
         for entry in entries {
             let entry_text = format!("{}={}", entry.key, entry.value);
             let Some(next_id) = self.child_of(node_id, *entry) else {
@@ -46,8 +47,10 @@ impl RuleSet {
                     format!("matches the first suitable pattern, {pattern}, with one counter for all values")
                 }
             };
-            let network = node.ip_prefix.and_then(|prefix| prefix.network(entry.value));
-            let network_text = network.map_or_else(String::new, |network| format!(", counted as {network}"));
+            let network_text = match node.ip_prefix.and_then(|prefix| prefix.network(entry.value)) {
+                Some(network) => format!(", counted as {network}"),
+                None => String::new(),
+            };
             let modifier = match node.modifier {
                 Some(ModifierEntry::Plan) => ", the request's plan",
                 Some(ModifierEntry::Class) => ", the request's class",
@@ -142,7 +145,10 @@ impl fmt::Display for Rule {
             write!(f, ", shared by the classes {} and other", self.classes.join(", "))?;
         }
         if let Some(elastic) = &self.elastic {
-            let max = elastic.steps.last().map_or(0, Limit::requests);
+            let max = match elastic.steps.last() {
+                Some(limit) => limit.requests(),
+                None => 0,
+            };
             write!(f, ", elastic up to {max} while {:?} has spare capacity", elastic.resource)?;
         }
         if let Some(plan) = &self.plan {

@@ -47,15 +47,15 @@ pub fn wildcard(input: &[u8]) {
     let value = lines.next().unwrap_or_default();
     let patterns: Vec<&str> = lines.filter(|line| line.contains('*')).take(64).collect();
     let mut wildcards = Wildcards::default();
-    for (node, pattern) in (0..).zip(&patterns) {
-        wildcards.insert(pattern, node);
+    for (index, pattern) in patterns.iter().enumerate() {
+        wildcards.insert(pattern, index as u32);
     }
     let found = wildcards.find(value);
     if value.len() * patterns.iter().map(|pattern| pattern.len()).sum::<usize>() > MAX_STEPS {
         return;
     }
-    let expected = (0..).zip(&patterns).find(|(_, pattern)| matches(pattern, value)).map(|(node, _)| node);
-    assert_eq!(found, expected, "{value:?} {patterns:?}");
+    let expected = patterns.iter().position(|pattern| matches(pattern, value));
+    assert_eq!(found, expected.map(|index| index as u32), "{value:?} {patterns:?}");
 }
 
 /// Matches a value against one pattern: `reached[at]` is whether the pattern so far matches the first `at` bytes.

@@ -71,7 +71,10 @@ fn split_port(text: &str) -> Option<&str> {
 /// Parses an address, which may have brackets and a zone.
 fn parse_address(text: &str) -> Option<IpAddr> {
     let text = without_brackets(text);
-    let address = text.split_once('%').map_or(text, |(address, _)| address);
+    let address = match text.split_once('%') {
+        Some((address, _zone)) => address,
+        None => text,
+    };
     address.parse().ok()
 }
 

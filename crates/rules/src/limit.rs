@@ -221,12 +221,12 @@ impl Limit {
         // A limit of 0 denies everything with every algorithm.
         let kind = if requests == 0 { Algorithm::DEFAULT } else { kind };
         let algorithm = (kind.build)(&spec)?;
-        let policy = match spec.burst.filter(|_| requests > 0) {
-            Some(burst) => {
+        let policy = match spec.burst {
+            Some(burst) if requests > 0 => {
                 let micros = u128::from(window.get()) * u128::from(burst) / u128::from(requests);
                 (burst.into(), Micros::new(u64::try_from(micros).unwrap_or(u64::MAX)))
             }
-            None => (requests.into(), window),
+            Some(_) | None => (requests.into(), window),
         };
         let splits_denied = kind == Algorithm::DEFAULT && spec.count_denied != Some(false);
         let denial_counts = kind != Algorithm::DEFAULT && algorithm.denial_counts(&State::default(), Micros::ZERO);

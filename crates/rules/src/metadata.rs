@@ -53,11 +53,12 @@ impl Metadata {
             },
             Kind::List(items) => Self::List(items.iter().map(Self::from_yaml).collect()),
             Kind::Map(pairs) => {
-                let entry = |(key, value): &(Yaml, Yaml)| {
+                let mut map = BTreeMap::new();
+                for (key, value) in pairs.iter() {
                     let (key, _) = key.scalar().unwrap_or_default();
-                    (key.to_owned(), Self::from_yaml(value))
-                };
-                Self::Map(pairs.iter().map(entry).collect())
+                    map.insert(key.to_owned(), Self::from_yaml(value));
+                }
+                Self::Map(map)
             }
         }
     }

@@ -299,13 +299,17 @@ pub type Fingerprint = Result<Vec<(PathBuf, Result<(PathBuf, FileVersion), io::E
 ///
 /// Returns the kind of the error with which the directory cannot be read.
 pub fn fingerprint(directory: &Path, filter: FileFilter) -> Fingerprint {
-    let describe = |path: &Path| Ok((fs::canonicalize(path)?, FileVersion::new(&fs::metadata(path)?)));
     let mut all = Vec::new();
     for path in files(directory, filter).map_err(|error| error.kind())? {
-        let described = describe(&path).map_err(|error: io::Error| error.kind());
+        let described = path_and_version(&path).map_err(|error| error.kind());
         all.push((path, described));
     }
     Ok(all)
+}
+
+/// Returns the path of a file behind symlinks, and the version of the file.
+fn path_and_version(path: &Path) -> io::Result<(PathBuf, FileVersion)> {
+    Ok((fs::canonicalize(path)?, FileVersion::new(&fs::metadata(path)?)))
 }
 
 #[cfg(test)]

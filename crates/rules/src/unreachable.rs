@@ -20,8 +20,9 @@ pub(super) fn warn_about_pattern(pattern: &str, earlier: &str, location: Locatio
 pub(super) fn warn_about_hidden_levels(list: &[Descriptor], diagnostics: &mut Diagnostics<'_>) {
     let mut match_all = HashMap::new();
     for descriptor in list {
-        let is_match_all = |value: &String| value.chars().all(|letter| letter == '*');
-        if let Some(value) = descriptor.value.as_ref().filter(|value| is_match_all(value)) {
+        if let Some(value) = &descriptor.value
+            && value.chars().all(|letter| letter == '*')
+        {
             match_all.entry(descriptor.key.as_str()).or_insert(value);
         }
     }

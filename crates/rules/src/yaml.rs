@@ -102,8 +102,10 @@ pub(super) fn parse(text: &str) -> Result<Document, YamlError> {
                 let tag = tag.as_deref().map(|tag| tag.strip_prefix("tag:yaml.org,2002:").unwrap_or(tag));
                 let plain = style == ScalarStyle::Plain || matches!(tag, Some("int" | "bool"));
                 let null = plain && tag != Some("str") && is_null(&text);
-                let is_ignored = |tag: &&str| !matches!(*tag, "str" | "int" | "bool" | "null");
-                if let Some(tag) = tag.filter(is_ignored).filter(|_| ignored.len() < MAX_DIAGNOSTICS) {
+                if let Some(tag) = tag
+                    && !matches!(tag, "str" | "int" | "bool" | "null")
+                    && ignored.len() < MAX_DIAGNOSTICS
+                {
                     ignored.push((location, format!("the tag {tag:?} of this value is ignored")));
                 }
                 let size = Size { nodes: 1, bytes: text.len() };

@@ -4,7 +4,7 @@
 //! less in one case: it rejects known keywords where they have no effect, and the reader only warns about them.
 
 use serde_json::{Value, json};
-use sluicegate_algorithm::Algorithm;
+use sluicegate_algorithm::{Algorithm, AlgorithmKind};
 
 use super::spec::keywords::{Keyword, MAPS, MapSchema, ROOT, ValueSchema};
 
@@ -47,27 +47,30 @@ fn map_schema(map: &MapSchema) -> Value {
 
 /// Returns a condition per algorithm that rejects the keywords that only other algorithms support.
 fn algorithm_conditions() -> Vec<Value> {
-    let all: Vec<_> = Algorithm::named().collect();
-    let algorithms_with =
-        |name: &str| all.iter().filter(|kind| kind.keywords.contains(&name)).map(|kind| kind.name).collect::<Vec<_>>();
-    let condition = |kind: &sluicegate_algorithm::AlgorithmKind| {
-        let keywords = all.iter().flat_map(|other| other.keywords).filter(|keyword| !kind.keywords.contains(keyword));
-        let rejected: serde_json::Map<String, Value> = keywords
-            .map(|keyword| {
-                let description = format!("Only supported by {}.", algorithms_with(keyword).join(", "));
-                ((*keyword).to_owned(), json!({ "not": {}, "description": description }))
-            })
-            .collect();
-        json!({
-            "if": {
-                "properties": { "algorithm": { "const": kind.name } },
-                "required": ["algorithm"],
-                "not": { "required": ["capacity"] },
-            },
-            "then": { "properties": rejected },
-        })
-    };
-    all.iter().map(condition).collect()
+    Algorithm::named().map(algorithm_condition).collect()
+}
+
+fn algorithm_condition(kind: AlgorithmKind) -> Value {
+    let mut rejected = serde_json::Map::new();
+    for keyword in Algorithm::named().flat_map(|other| other.keywords) {
+        if !kind.keywords.contains(keyword) {
+            let description = format!("Only supported by {}.", algorithms_with(keyword).join(", "));
+            rejected.insert((*keyword).to_owned(), json!({ "not": {}, "description": description }));
+        }
+    }
+    json!({
+        "if": {
+            "properties": { "algorithm": { "const": kind.name } },
+            "required": ["algorithm"],
+            "not": { "required": ["capacity"] },
+        },
+        "then": { "properties": rejected },
+    })
+}
+
+/// Returns the names of the algorithms that support a keyword.
+fn algorithms_with(keyword: &str) -> Vec<&'static str> {
+    Algorithm::named().filter(|kind| kind.keywords.contains(&keyword)).map(|kind| kind.name).collect()
 }
 
 fn keyword_schema(keyword: &Keyword) -> Value {
@@ -77,13 +80,12 @@ fn keyword_schema(keyword: &Keyword) -> Value {
 }
 
 fn value_schema(value: &ValueSchema) -> Value {
-    let text = |pattern: &str| json!({ "type": "string", "pattern": pattern });
     match value {
         ValueSchema::Text => json!({ "type": ["string", "number", "boolean", "null"] }),
         // YAML 1.1 has more spellings of booleans than JSON.
         ValueSchema::Boolean => {
             let spellings = ["true", "yes", "on", "y", "false", "no", "off", "n"];
-            json!({ "anyOf": [{ "type": ["boolean", "null"] }, text(&case_insensitive_pattern(&spellings))] })
+            json!({ "anyOf": [{ "type": ["boolean", "null"] }, pattern_schema(&case_insensitive_pattern(&spellings))] })
         }
         ValueSchema::Number => number_schema(u32::MAX),
         ValueSchema::UpTo(max) => {
@@ -92,24 +94,24 @@ fn value_schema(value: &ValueSchema) -> Value {
             schema
         }
         ValueSchema::Percent(min, max) => {
-            let mut schema = text(r"^[0-9]+\s*%$");
+            let mut schema = pattern_schema(r"^[0-9]+\s*%$");
             schema["examples"] = json!([format!("{min}%"), format!("{max}%")]);
             schema
         }
         ValueSchema::Duration => {
-            let mut schema = text(r"^\s*([0-9]+\s*[a-zA-Zµ]+\s*)+$");
+            let mut schema = pattern_schema(r"^\s*([0-9]+\s*[a-zA-Zµ]+\s*)+$");
             schema["examples"] = json!(["200ms", "30s", "5m"]);
             json!({ "anyOf": [schema, { "const": 0 }] })
         }
-        ValueSchema::Amount => json!({ "anyOf": [number_schema(u32::MAX), text(r"^[0-9]+\s*%$")] }),
+        ValueSchema::Amount => json!({ "anyOf": [number_schema(u32::MAX), pattern_schema(r"^[0-9]+\s*%$")] }),
         ValueSchema::Capacity => {
-            let mut schema = text(r"^\s*[0-9_]+\s*(/\s*[a-zA-Z]+\s*)?$");
+            let mut schema = pattern_schema(r"^\s*[0-9_]+\s*(/\s*[a-zA-Z]+\s*)?$");
             schema["examples"] = json!(["100", "1000/s"]);
             json!({ "anyOf": [schema, { "type": "integer", "minimum": 0 }] })
         }
         ValueSchema::Choice(choices) => json!({ "enum": choices() }),
         ValueSchema::CaseInsensitiveChoice(choices) => {
-            json!({ "anyOf": [{ "enum": choices() }, text(&case_insensitive_pattern(&choices()))] })
+            json!({ "anyOf": [{ "enum": choices() }, pattern_schema(&case_insensitive_pattern(&choices()))] })
         }
         ValueSchema::Anything => json!({ "type": ["object", "null"] }),
         ValueSchema::List(items) => json!({ "type": ["array", "null"], "items": value_schema(items) }),
@@ -121,6 +123,11 @@ fn value_schema(value: &ValueSchema) -> Value {
     }
 }
 
+/// Returns the schema of a text that matches a regular expression.
+fn pattern_schema(pattern: &str) -> Value {
+    json!({ "type": "string", "pattern": pattern })
+}
+
 fn number_schema(max: u32) -> Value {
     json!({ "anyOf": [
         { "type": ["integer", "null"], "minimum": 0, "maximum": max },
@@ -130,9 +137,15 @@ fn number_schema(max: u32) -> Value {
 
 /// Returns a pattern that matches the choices in any case. JSON Schema has no flag to ignore case.
 fn case_insensitive_pattern(choices: &[&str]) -> String {
-    let letter = |letter: char| format!("[{letter}{}]", letter.to_ascii_uppercase());
-    let choices: Vec<String> = choices.iter().map(|choice| choice.chars().map(letter).collect()).collect();
-    format!("^({})$", choices.join("|"))
+    let mut patterns = Vec::new();
+    for choice in choices {
+        let mut pattern = String::new();
+        for letter in choice.chars() {
+            pattern += &format!("[{letter}{}]", letter.to_ascii_uppercase());
+        }
+        patterns.push(pattern);
+    }
+    format!("^({})$", patterns.join("|"))
 }
 
 #[cfg(test)]
