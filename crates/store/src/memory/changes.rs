@@ -63,9 +63,10 @@ impl ChangeLog {
         let Changes { counters, limits, .. } = &mut self.changes;
         let entry = self.entries.get(slot as usize).copied().unwrap_or_default() as usize;
         let known = entry.checked_sub(1).and_then(|index| counters.get_mut(index));
-        let is_same =
-            |counter: &&mut ChangedCounter| counter.hash == hash && limits[counter.limit as usize] == *algorithm;
-        if let Some(counter) = known.filter(is_same) {
+        if let Some(counter) = known
+            && counter.hash == hash
+            && limits[counter.limit as usize] == *algorithm
+        {
             counter.pending.count(algorithm, operation, allowed);
             return;
         }

@@ -24,10 +24,13 @@ use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
 pub use self::changes::Change;
-use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
+use sluicegate_algorithm::{Action, Algorithm, Decision, Micros, Operation, Program, State};
 use sluicegate_metrics::CacheLine;
 
-use self::{hash::Hash, shard::Shard};
+use self::{
+    hash::Hash,
+    shard::{ExchangedCounter, Shard},
+};
 use super::{
     Charge, Counter, Hit, HitDecision, HitDecisions, Store, StoreError,
     identity::{CounterDigest, Digests, Secret},
@@ -109,8 +112,7 @@ impl Memory {
     fn with_names(settings: &Settings, names: Names) -> Self {
         let max_per_shard = settings.max_counters.div_ceil(SHARDS).max(1);
         let logs_changes = matches!(names, Names::Digests(_));
-        let shard = |_| CacheLine(Mutex::new(Shard::new(max_per_shard, logs_changes)));
-        let shards = (0..SHARDS).map(shard).collect();
+        let shards = (0..SHARDS).map(|_| CacheLine(Mutex::new(Shard::new(max_per_shard, logs_changes)))).collect();
         Self { shards, names }
     }
 
@@ -136,28 +138,29 @@ impl Memory {
         hits.iter().map(|hit| Ok(self.decide(hit, now))).collect()
     }
 
-    /// Decides all hits under [`Charge::All`]. The shards are locked in ascending order, which prevents deadlocks.
+    /// Decides all hits under [`Charge::All`], while all of their shards are locked.
     fn decide_together(&self, hits: &[Hit<&Counter>], now: Micros) -> HitDecisions {
         let hashes: SmallVec<[u128; 4]> = hits.iter().map(|hit| self.identity(&hit.counter.name)).collect();
-        let mut shards: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
-        shards.sort_unstable();
-        shards.dedup();
-        let mut locked: SmallVec<[MutexGuard<'_, Shard>; 4]> = shards.iter().map(|shard| self.lock(*shard)).collect();
-        let mut decide = |hit: &Hit<&Counter>, hash: u128, operation: Operation| {
-            let index = shards.binary_search(&shard_of(hash)).unwrap_or_default();
-            locked[index].apply(Hash::new(hash), &hit.counter.program, operation)
-        };
-        let is_denied = hits.iter().zip(&hashes).filter(|(hit, _)| hit.blocks.on_denial()).any(|(hit, hash)| {
-            let peek = Operation { action: Action::Peek, ..hit.operation(now) };
-            !decide(hit, *hash, peek).allowed
-        });
-        let final_operation = |hit: &Hit<&Counter>| match hit.operation(now) {
-            operation @ Operation { action: Action::Take, .. } if is_denied => {
-                Operation { action: Action::Peek, ..operation }
+        let mut locked = LockedShards::lock(self, &hashes);
+        let mut is_denied = false;
+        for (hit, hash) in hits.iter().zip(&hashes) {
+            if hit.blocks.on_denial() {
+                let peek = Operation { action: Action::Peek, ..hit.operation(now) };
+                if !locked.apply(*hash, &hit.counter.program, peek).allowed {
+                    is_denied = true;
+                    break;
+                }
             }
-            operation => operation,
-        };
-        hits.iter().zip(&hashes).map(|(hit, hash)| Ok(decide(hit, *hash, final_operation(hit)).into())).collect()
+        }
+        let mut decisions = HitDecisions::with_capacity(hits.len());
+        for (hit, hash) in hits.iter().zip(&hashes) {
+            let mut operation = hit.operation(now);
+            if is_denied && operation.action == Action::Take {
+                operation.action = Action::Peek;
+            }
+            decisions.push(Ok(locked.apply(*hash, &hit.counter.program, operation).into()));
+        }
+        decisions
     }
 
     /// Returns a copy of a counter's state; empty if there is none.
@@ -183,14 +186,14 @@ impl Memory {
     /// Returns the usage statistics.
     #[must_use]
     pub fn usage(&self) -> Usage {
-        (0..SHARDS).fold(Usage::default(), |sum, shard| {
+        let mut sum = Usage::default();
+        for shard in 0..SHARDS {
             let usage = self.lock(shard).usage();
-            Usage {
-                counters: sum.counters + usage.counters,
-                evicted: sum.evicted + usage.evicted,
-                expired: sum.expired + usage.expired,
-            }
-        })
+            sum.counters += usage.counters;
+            sum.evicted += usage.evicted;
+            sum.expired += usage.expired;
+        }
+        sum
     }
 
     /// Takes the hits counted since the last call, and adds their limits and the counters that were reset to the lists.
@@ -203,12 +206,16 @@ impl Memory {
             let taken = self.lock(shard).take_changes();
             resets.extend(taken.resets.iter().map(|hash| digests.digest_of(hash.0)));
             let indexes: SmallVec<[u32; 8]> = taken.limits.iter().map(|limit| index_of(limits, limit)).collect();
-            changes.extend(taken.counters.iter().filter(|changed| changed.pending.hits != 0).map(|changed| Change {
-                counter: digests.digest_of(changed.hash.0),
-                limit: indexes[changed.limit as usize],
-                hits: changed.pending.hits,
-                counted_at: changed.pending.counted_at,
-            }));
+            for changed in &taken.counters {
+                if changed.pending.hits != 0 {
+                    changes.push(Change {
+                        counter: digests.digest_of(changed.hash.0),
+                        limit: indexes[changed.limit as usize],
+                        hits: changed.pending.hits,
+                        counted_at: changed.pending.counted_at,
+                    });
+                }
+            }
         }
         changes
     }
@@ -231,9 +238,14 @@ impl Memory {
             by_shard[shard_of(identity)].push((Hash::new(identity), algorithm, pending));
         }
         let mut counting = 0;
-        for (shard, changes) in by_shard.iter().enumerate().filter(|(_, changes)| !changes.is_empty()) {
+        for (shard, changes) in by_shard.iter().enumerate() {
+            if changes.is_empty() {
+                continue;
+            }
             let mut shard = self.lock(shard);
-            changes.iter().for_each(|(hash, ..)| shard.prefetch(*hash));
+            for (hash, ..) in changes {
+                shard.prefetch(*hash);
+            }
             for (hash, algorithm, pending) in changes {
                 counting += u64::from(shard.add_hits(*hash, algorithm, *pending, now));
             }
@@ -256,13 +268,16 @@ impl Memory {
         let Names::Digests(digests) = &self.names else {
             return None;
         };
-        let counters = (part < SHARDS).then(|| self.lock(part).exchanged_counters())?;
-        let copy = |(hash, state, expires): (Hash, State, u32)| CounterCopy {
-            counter: digests.digest_of(hash.0),
-            state,
-            expires,
-        };
-        Some(counters.into_iter().map(copy).collect())
+        if part >= SHARDS {
+            return None;
+        }
+        // The shard is locked only for the copy, not while the digests are computed.
+        let counters = self.lock(part).exchanged_counters();
+        let mut copies = Vec::with_capacity(counters.len());
+        for ExchangedCounter { hash, state, expires } in counters {
+            copies.push(CounterCopy { counter: digests.digest_of(hash.0), state, expires });
+        }
+        Some(copies)
     }
 
     /// Returns the maximum number of counters.
@@ -282,6 +297,31 @@ impl Memory {
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves the shard consistent, because the state is written last.
         self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The shards of several counters, which stay locked together.
+struct LockedShards<'m> {
+    /// Shard numbers in ascending order, without duplicates.
+    numbers: SmallVec<[usize; 4]>,
+    /// The locked shard of each number.
+    shards: SmallVec<[MutexGuard<'m, Shard>; 4]>,
+}
+
+impl<'m> LockedShards<'m> {
+    /// Locks the shards of these counters in ascending order, which prevents deadlocks.
+    fn lock(store: &'m Memory, hashes: &[u128]) -> Self {
+        let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
+        numbers.sort_unstable();
+        numbers.dedup();
+        let shards = numbers.iter().map(|number| store.lock(*number)).collect();
+        Self { numbers, shards }
+    }
+
+    /// Applies an operation to one of the counters whose shards are locked.
+    fn apply(&mut self, hash: u128, program: &Program, operation: Operation) -> Decision {
+        let index = self.numbers.binary_search(&shard_of(hash)).unwrap_or_default();
+        self.shards[index].apply(Hash::new(hash), program, operation)
     }
 }
 
@@ -308,11 +348,11 @@ impl Store for Memory {
 fn index_of(limits: &mut Vec<Algorithm>, limit: &Algorithm) -> u32 {
     // A list that grows long has few duplicates, and searching it would take long.
     let recent = limits.len().saturating_sub(COMPARED_LIMITS);
-    let index = limits[recent..].iter().position(|known| known == limit).map(|index| recent + index);
-    index.unwrap_or_else(|| {
-        limits.push(*limit);
-        limits.len() - 1
-    }) as u32
+    if let Some(index) = limits[recent..].iter().position(|known| known == limit) {
+        return (recent + index) as u32;
+    }
+    limits.push(*limit);
+    (limits.len() - 1) as u32
 }
 
 /// Returns the shard of a hash, from its highest 16 bits. The tables of a shard use the lowest bits.

@@ -56,13 +56,24 @@ impl Slot {
 
     /// Returns the index of the long state, or `None` if the slot contains the state.
     fn long_index(&self) -> Option<usize> {
+        if self.len != LONG_STATE {
+            return None;
+        }
         let [a, b, c, d, ..] = self.state;
-        (self.len == LONG_STATE).then(|| u32::from_le_bytes([a, b, c, d]) as usize)
+        Some(u32::from_le_bytes([a, b, c, d]) as usize)
     }
 
     fn expire_at(&mut self, expires: Micros) {
         self.expires = u32::try_from(expires.ceil_secs()).unwrap_or(u32::MAX).max(1);
     }
+}
+
+/// A copy of a counter that is exchanged with peers.
+pub(super) struct ExchangedCounter {
+    pub(super) hash: Hash,
+    pub(super) state: State,
+    /// Expiry in seconds since the Unix epoch.
+    pub(super) expires: u32,
 }
 
 /// A bounded set of counters under one lock.
@@ -144,7 +155,10 @@ impl Shard {
     /// Adds hits that a peer has counted. Returns whether they still count.
     pub(super) fn add_hits(&mut self, hash: Hash, algorithm: &Algorithm, pending: PendingHits, now: Micros) -> bool {
         let known = self.find(hash);
-        let mut state = known.map_or_else(State::default, |index| self.take_state(index));
+        let mut state = match known {
+            Some(index) => self.take_state(index),
+            None => State::default(),
+        };
         let counts = add_hits(algorithm, &mut state, pending, now);
         match known {
             Some(index) => {
@@ -171,17 +185,20 @@ impl Shard {
         self.log.as_mut().map(|log| log.take()).unwrap_or_default()
     }
 
-    /// Returns a copy of all counters that are exchanged with peers, with their expiry in seconds since the Unix epoch.
-    pub(super) fn exchanged_counters(&self) -> Vec<(Hash, State, u32)> {
+    /// Returns a copy of all counters that are exchanged with peers.
+    pub(super) fn exchanged_counters(&self) -> Vec<ExchangedCounter> {
         let Some(log) = &self.log else {
             return Vec::new();
         };
-        let copy = |index: u32| {
+        let mut counters = Vec::new();
+        for index in 0..self.allocated as u32 {
             let slot = self.slot(index);
-            (!slot.is_free() && log.is_exchanged(index))
-                .then(|| (Hash(slot.hash), self.copy_state(index), slot.expires))
-        };
-        (0..self.allocated as u32).filter_map(copy).collect()
+            if !slot.is_free() && log.is_exchanged(index) {
+                let state = self.copy_state(index);
+                counters.push(ExchangedCounter { hash: Hash(slot.hash), state, expires: slot.expires });
+            }
+        }
+        counters
     }
 
     /// Inserts a peer's copy of a counter, unless the counter exists. Returns whether it was inserted.
@@ -220,7 +237,10 @@ impl Shard {
 
     /// Returns a copy of a counter's state; empty if there is none.
     pub(super) fn state(&self, hash: Hash) -> State {
-        self.find(hash).map_or_else(State::default, |index| self.copy_state(index))
+        match self.find(hash) {
+            Some(index) => self.copy_state(index),
+            None => State::default(),
+        }
     }
 
     fn copy_state(&self, index: u32) -> State {
@@ -248,9 +268,11 @@ impl Shard {
     }
 
     fn forget(&mut self, hash: Hash) -> bool {
-        let index = self.find(hash);
-        index.into_iter().for_each(|index| self.remove(index));
-        index.is_some()
+        let Some(index) = self.find(hash) else {
+            return false;
+        };
+        self.remove(index);
+        true
     }
 
     /// Advances the cursor by `count` slots and removes their expired counters.
@@ -302,9 +324,10 @@ impl Shard {
             }
             return;
         }
-        let long_index = long_index.unwrap_or_else(|| {
-            self.free_long_states.pop().map_or_else(|| self.allocate_long(), |index| index as usize)
-        });
+        let long_index = match long_index {
+            Some(long_index) => long_index,
+            None => self.allocate_long(),
+        };
         let mut long = state.into_long();
         if long.capacity() > 2 * long.len() {
             long.shrink_to_fit();
@@ -335,7 +358,11 @@ impl Shard {
         (self.allocated - 1) as u32
     }
 
+    /// Returns the index of an empty long state.
     fn allocate_long(&mut self) -> usize {
+        if let Some(index) = self.free_long_states.pop() {
+            return index as usize;
+        }
         self.long_states.push(Vec::new());
         self.long_sizes.push(0);
         self.long_states.len() - 1
@@ -343,9 +370,15 @@ impl Shard {
 
     /// Evicts the counter with the earliest expiry among the next slots.
     fn evict(&mut self) {
-        let candidates = (0..EVICTION_CANDIDATES.min(self.allocated)).map(|_| self.advance()).collect::<Vec<_>>();
-        let live = candidates.into_iter().filter(|index| !self.slot(*index).is_free());
-        if let Some(index) = live.min_by_key(|index| self.slot(*index).expires) {
+        let mut earliest: Option<u32> = None;
+        for _ in 0..EVICTION_CANDIDATES.min(self.allocated) {
+            let index = self.advance();
+            let slot = self.slot(index);
+            if !slot.is_free() && earliest.is_none_or(|earliest| slot.expires < self.slot(earliest).expires) {
+                earliest = Some(index);
+            }
+        }
+        if let Some(index) = earliest {
             self.remove(index);
             self.evicted += 1;
         }
