@@ -110,8 +110,12 @@ impl Cells {
     /// Returns the counts that were recorded after `earlier`.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
-        let earlier = earlier.0.iter().copied().chain(std::iter::repeat(0));
-        Self(self.0.iter().zip(earlier).map(|(now, before)| now.saturating_sub(before)).collect())
+        let mut counts = Vec::with_capacity(self.0.len());
+        for (cell, count) in self.0.iter().enumerate() {
+            let before = earlier.0.get(cell).copied().unwrap_or_default();
+            counts.push(count.saturating_sub(before));
+        }
+        Self(counts)
     }
 
     /// Returns the duration that a share `quantile` of the recorded durations does not exceed, rounded up to the bound
@@ -119,14 +123,19 @@ impl Cells {
     #[must_use]
     pub fn quantile(&self, quantile: f64) -> Duration {
         let total: u64 = self.0.iter().sum();
+        if total == 0 {
+            return Duration::ZERO;
+        }
         let rank = (total as f64 * quantile).ceil().max(1.0) as u64;
         let mut count = 0;
-        let cell = self.0.iter().position(|in_cell| {
+        for (cell, in_cell) in self.0.iter().enumerate() {
             count += in_cell;
-            count >= rank
-        });
-        let bound = cell.and_then(|cell| CELLS.get(cell).or(CELLS.last()));
-        bound.filter(|_| total > 0).map_or(Duration::ZERO, |nanos| Duration::from_nanos(*nanos))
+            if count >= rank {
+                let bound = CELLS.get(cell).or(CELLS.last());
+                return Duration::from_nanos(bound.copied().unwrap_or_default());
+            }
+        }
+        Duration::ZERO
     }
 }
 
@@ -191,17 +200,23 @@ impl Histogram {
     /// Returns the current counts of the cells.
     #[must_use]
     pub fn cells(&self) -> Cells {
-        let sum = |cell: usize| self.stripes.iter().map(|stripe| stripe.cells[cell].load(Relaxed)).sum();
-        Cells((0..=CELLS.len()).map(sum).collect())
+        Cells((0..=CELLS.len()).map(|cell| self.count_of(cell)).collect())
+    }
+
+    /// Returns the count of one cell in all stripes.
+    fn count_of(&self, cell: usize) -> u64 {
+        self.stripes.iter().map(|stripe| stripe.cells[cell].load(Relaxed)).sum()
     }
 
     /// Returns the midpoint and the count of each classic bucket.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
-        let mut previous = (0.0, 0);
+        let mut previous_bound = 0.0;
+        let mut previous_count = 0;
         self.distribution().buckets.into_iter().map(move |(bound, count, _)| {
-            let middle = if bound.is_finite() { f64::midpoint(previous.0, bound) } else { previous.0 };
-            let in_bucket = count - previous.1;
-            previous = (bound, count);
+            let middle = if bound.is_finite() { f64::midpoint(previous_bound, bound) } else { previous_bound };
+            let in_bucket = count - previous_count;
+            previous_bound = bound;
+            previous_count = count;
             (Duration::from_nanos((middle * 1e9).round() as u64), in_bucket)
         })
     }
@@ -210,9 +225,10 @@ impl Histogram {
     #[must_use]
     pub fn distribution(&self) -> Distribution {
         let mut distribution = Distribution::default();
-        let (mut native, mut native_buckets) = (0, NativeBuckets::default());
+        let mut native = 0;
+        let mut native_buckets = NativeBuckets::default();
         for cell in 0..=CELLS.len() {
-            let count: u64 = self.stripes.iter().map(|stripe| stripe.cells[cell].load(Relaxed)).sum();
+            let count = self.count_of(cell);
             distribution.count += count;
             if native == 0 {
                 native_buckets.zero += count;
@@ -229,7 +245,10 @@ impl Histogram {
             let end = CELLS.get(cell).copied();
             let bound = BOUNDS.get(classic).map(|micros| micros * 1_000);
             if end == bound {
-                let bound = bound.map_or(f64::INFINITY, |nanos| nanos as f64 / 1e9);
+                let bound = match bound {
+                    Some(nanos) => nanos as f64 / 1e9,
+                    None => f64::INFINITY,
+                };
                 let exemplar = *self.exemplars[classic].lock().unwrap_or_else(PoisonError::into_inner);
                 distribution.buckets.push((bound, distribution.count, exemplar));
             }
