@@ -35,11 +35,30 @@ pub struct SetAssociativeCache<V> {
     tags: Box<[AtomicU64]>,
 }
 
-struct Set<V>([Option<Box<(u128, V)>>; WAYS]);
+/// The entries that one identity can have.
+struct Set<V>([Option<Box<Entry<V>>>; WAYS]);
 
-impl<V> Set<V> {
+struct Entry<V> {
+    identity: u128,
+    value: V,
+}
+
+impl<V: Expiring> Set<V> {
+    /// Returns the index of the entry with this identity.
     fn way_of(&self, identity: u128) -> Option<usize> {
-        self.0.iter().position(|entry| entry.as_ref().is_some_and(|entry| entry.0 == identity))
+        self.0.iter().position(|entry| entry.as_ref().is_some_and(|entry| entry.identity == identity))
+    }
+
+    /// Returns when an entry expires; zero for an empty one.
+    fn expires_at(&self, way: usize) -> Duration {
+        match &self.0[way] {
+            Some(entry) => entry.value.expires_at(),
+            None => Duration::ZERO,
+        }
+    }
+
+    fn heap_bytes(&self) -> usize {
+        self.0.iter().flatten().map(|entry| entry.value.heap_bytes()).sum()
     }
 }
 
@@ -62,20 +81,22 @@ impl<V: Expiring> SetAssociativeCache<V> {
         }
         let mut set = self.set(index);
         let way = set.way_of(identity)?;
-        set.0[way].as_mut().and_then(|entry| read(&mut entry.1))
+        let entry = set.0[way].as_mut()?;
+        read(&mut entry.value)
     }
 
     /// Inserts a value, and replaces an existing one with the same identity.
     pub fn put(&self, identity: u128, value: V) {
         let index = self.set_index(identity);
         let mut set = self.set(index);
-        let expires_at = |way: &usize| set.0[*way].as_ref().map_or(Duration::ZERO, |entry| entry.1.expires_at());
-        let way = set.way_of(identity).or_else(|| (0..WAYS).min_by_key(expires_at)).unwrap_or_default();
-        set.0[way] = Some(Box::new((identity, value)));
-        while set.0.iter().flatten().map(|entry| entry.1.heap_bytes()).sum::<usize>() > MAX_SET_BYTES {
+        let way = match set.way_of(identity) {
+            Some(way) => way,
+            None => (0..WAYS).min_by_key(|way| set.expires_at(*way)).unwrap_or_default(),
+        };
+        set.0[way] = Some(Box::new(Entry { identity, value }));
+        while set.heap_bytes() > MAX_SET_BYTES {
             let others = (0..WAYS).filter(|other| *other != way && set.0[*other].is_some());
-            let Some(first) = others.min_by_key(|other| set.0[*other].as_ref().map(|entry| entry.1.expires_at()))
-            else {
+            let Some(first) = others.min_by_key(|other| set.expires_at(*other)) else {
                 break;
             };
             set.0[first] = None;
@@ -103,7 +124,10 @@ impl<V: Expiring> SetAssociativeCache<V> {
 
     /// Updates the tags of a set. The caller holds its lock, so there is no other writer.
     fn write_tags(&self, index: usize, set: &Set<V>) {
-        let tags = set.0.each_ref().map(|entry| entry.as_ref().map_or(0, |entry| tag(entry.0)));
+        let tags = set.0.each_ref().map(|entry| match entry {
+            Some(entry) => tag(entry.identity),
+            None => 0,
+        });
         self.tags[index].store(u64::from_le_bytes(tags), Relaxed);
     }
 
