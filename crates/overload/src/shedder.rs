@@ -80,7 +80,10 @@ impl Shedder {
 
     /// Updates the level with the recent utilization, where 1 is full utilization. To be called about once a second.
     pub fn tick(&mut self, now: Duration, utilization: f64) {
-        let step = self.last_tick.map_or(Duration::ZERO, |last| now.saturating_sub(last)).min(MAX_STEP);
+        let step = match self.last_tick {
+            Some(last) => now.saturating_sub(last).min(MAX_STEP),
+            None => Duration::ZERO,
+        };
         self.last_tick = Some(now);
         let Settings { restore_below, shed_above, stabilization, shed_time, restore_time } = self.settings;
         let (direction, speed, class_time) = if utilization > shed_above {
