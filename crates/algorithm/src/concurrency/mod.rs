@@ -44,7 +44,7 @@ type SlotsPerClass = [u64; Classes::MAX_CLASSES];
 struct SlotFilter {
     /// Bits of a slot's last eight bytes that identify the caller.
     mask: u64,
-    /// Value of these bits in the slots of the caller.
+    /// The masked bits of the caller's slots.
     caller: u64,
     end: Option<u64>,
 }
@@ -296,7 +296,7 @@ impl Concurrency {
         }
     }
 
-    /// Returns the time until the first `count` of these slots have ended, if none is released before.
+    /// Returns the time until the first `count` slots have ended, if none is released before.
     fn time_until_ended(&self, slots: &[[u8; SLOT_BYTES]], count: u64, now: Micros) -> Micros {
         if count == 0 {
             return Micros::ZERO;

@@ -56,7 +56,7 @@ struct ClassUsage {
     all: u64,
 }
 
-/// The buckets of one class: their sizes, or what remains of them, in hits × microseconds of the window.
+/// The sizes of the buckets of one class, or their free parts, in hits × microseconds of the window.
 #[derive(Clone, Copy)]
 struct ClassBuckets {
     /// The bucket that fills at the guaranteed minimum.

@@ -118,7 +118,8 @@ impl SlidingLog {
         Self::newest(state).is_none_or(|newest| newest + self.min_interval.get() <= operation.now.get())
     }
 
-    /// Returns the time from `now` until `span` after the instant `at`. A later time is that of a broken state.
+    /// Returns the time from `now` until `span` after the instant `at`. It is capped, because a later time is that of a
+    /// broken state.
     fn wait(at: u64, span: Micros, now: Micros) -> Micros {
         (Micros::new(at) + span - now).min(span + MAX_AHEAD)
     }

@@ -71,7 +71,7 @@ impl ClassShare {
     }
 }
 
-/// The shares of all classes.
+/// The classes that share a capacity, from `shares` or `reserve`.
 pub(super) struct Sharing {
     location: Location,
     classes: Vec<ClassShare>,

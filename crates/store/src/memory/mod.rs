@@ -309,7 +309,7 @@ struct LockedShards<'m> {
 }
 
 impl<'m> LockedShards<'m> {
-    /// Locks the shards of these counters in ascending order, which prevents deadlocks.
+    /// Locks the shards of the counters in ascending order, which prevents deadlocks.
     fn lock(store: &'m Memory, hashes: &[u128]) -> Self {
         let mut numbers: SmallVec<[usize; 4]> = hashes.iter().map(|hash| shard_of(*hash)).collect();
         numbers.sort_unstable();
@@ -318,7 +318,7 @@ impl<'m> LockedShards<'m> {
         Self { numbers, shards }
     }
 
-    /// Applies an operation to one of the counters whose shards are locked.
+    /// Applies an operation to one of the counters. Its shard must be locked.
     fn apply(&mut self, hash: u128, program: &Program, operation: Operation) -> Decision {
         let index = self.numbers.binary_search(&shard_of(hash)).unwrap_or_default();
         self.shards[index].apply(Hash::new(hash), program, operation)
