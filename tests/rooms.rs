@@ -15,8 +15,6 @@ const PERMITTED: &[(&str, &[&str], &str)] = &[
     ),
     ("crates/ctl/src/ctl", &["args", "bulk", "client", "parse", "print"], ""),
     ("crates/engine/src", &["applied_limit", "candidate", "decide", "prepared", "resources", "snapshot"], ""),
-    ("crates/rules/src", &["compile", "custom_limit", "replaced", "spec", "unreachable"], ""),
-    ("crates/rules/src/spec", &["algorithm", "rate_limit", "sharing"], ""),
 ];
 const ALGORITHMS: &[&str] = &[
     "adaptive",

@@ -2,7 +2,6 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    num::NonZeroU32,
     sync::{Arc, OnceLock},
 };
 
@@ -12,6 +11,7 @@ use super::{
     diagnostic::{Diagnostic, Diagnostics, Location, Severity},
     limit::Limit,
     matcher::{self, ModifierEntry, Plan, PlanAssignments, Rule, RuleSet, Segment},
+    options::Options,
     replaced::{self, Replaced},
     spec::{self, Descriptor, File, Plans, RateLimit},
     unreachable,
@@ -31,26 +31,6 @@ const MAX_COMPARED_LIMITS: usize = 16;
 
 /// Maximum number of descriptors that are searched for the first of two with the same key and value.
 const MAX_COMPARED_DESCRIPTORS: usize = 10_000;
-
-/// Settings that change the meaning of rule files.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Whether several files may define one domain, so that their descriptors are combined.
-    pub merge_domains: bool,
-    /// Whether domains without `charge` take a request's hits from all of its limits or from none.
-    pub charge_all: bool,
-    /// Number of instances among which a limit is divided if each instance decides on its own.
-    pub instances: NonZeroU32,
-    /// Whether the counters are in memory and exchanged with other instances. Limits whose counters are not exchanged
-    /// then have a warning.
-    pub peers: bool,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self { merge_domains: false, charge_all: false, instances: NonZeroU32::MIN, peers: false }
-    }
-}
 
 /// Compiles a set of files and returns it with the warnings.
 ///
@@ -399,6 +379,8 @@ impl LimitedDescriptor<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU32;
+
     use super::*;
 
     fn compile_texts(texts: &[&str], options: Options) -> Result<RuleSet, Vec<String>> {

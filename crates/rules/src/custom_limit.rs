@@ -4,12 +4,7 @@ use std::borrow::Cow;
 
 use sluicegate_algorithm::{Algorithm, Consistency};
 
-use super::{
-    compile::Options,
-    diagnostic::{Diagnostic, Diagnostics},
-    limit::{FailurePolicy, Limit, Unit},
-    spec,
-};
+use super::limit::{FailurePolicy, Limit, Unit};
 
 /// A limit that applies to a descriptor in place of its rule's limit.
 #[derive(Clone, Debug)]
@@ -43,24 +38,6 @@ pub(super) const BLOCKED: &str = "blocked";
 pub(super) const UNLIMITED: &str = "unlimited";
 
 impl CustomLimit {
-    /// Reads a map with the keywords of `rate_limit`, such as `{unit: minute, requests_per_unit: 500}`, one of the
-    /// short forms `500/minute`, `unlimited` and `blocked`, or the text of a limit, such as `500 per 15 minutes`.
-    ///
-    /// # Errors
-    ///
-    /// Returns every mistake with its location in the text.
-    pub fn read(text: &str, options: Options) -> Result<Self, Vec<Diagnostic>> {
-        let mut list = Vec::new();
-        let mut diagnostics = Diagnostics::new("limit", &mut list);
-        let custom_limit = spec::read_custom_limit(&Self::stored_form(text), options, &mut diagnostics);
-        diagnostics.sort();
-        // Warnings are treated as errors, because a successful call has no way to report them.
-        match custom_limit {
-            Some(custom_limit) if list.is_empty() => Ok(custom_limit),
-            Some(_) | None => Err(list),
-        }
-    }
-
     /// Returns the stored form of a printed limit: `500/minute`, or the keywords of `rate_limit`. Returns other texts
     /// unchanged.
     ///
@@ -170,6 +147,7 @@ mod tests {
 
     use super::*;
     use crate::Measure;
+    use crate::options::Options;
 
     fn read(text: &str) -> Result<CustomLimit, String> {
         CustomLimit::read(text, Options::default())

@@ -14,6 +14,7 @@ mod ip_prefix;
 mod limit;
 mod matcher;
 mod metadata;
+mod options;
 mod replaced;
 mod schema;
 pub mod source;
@@ -22,7 +23,7 @@ mod unreachable;
 mod wildcard;
 mod yaml;
 
-pub use compile::{Options, SourceFile, compile};
+pub use compile::{SourceFile, compile};
 pub use custom_limit::{Allowance, CustomLimit};
 pub use diagnostic::{Diagnostic, Location, Severity};
 pub use ip_prefix::{IpPrefix, without_port};
@@ -32,5 +33,6 @@ pub use matcher::{
     Segment,
 };
 pub use metadata::Metadata;
+pub use options::Options;
 pub use schema::schema;
 pub use yaml::{SmallYamlError, read_small};

@@ -26,6 +26,11 @@ pub enum Unit {
 }
 
 impl Unit {
+    /// Returns the names of all units, separated by commas.
+    pub(crate) fn names() -> String {
+        Self::ALL.map(Self::name).join(", ")
+    }
+
     /// All units in ascending order.
     pub const ALL: [Self; 7] = [Self::Second, Self::Minute, Self::Hour, Self::Day, Self::Week, Self::Month, Self::Year];
 

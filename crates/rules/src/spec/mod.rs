@@ -1,6 +1,7 @@
 //! [`read`]: reads a rule file into types. Every mistake becomes a diagnostic with its location, and reading continues.
 
 mod algorithm;
+mod custom_limit;
 mod elastic;
 pub(super) mod hints;
 pub(super) mod keywords;
@@ -12,20 +13,16 @@ mod sharing;
 pub(super) use plans::Plans;
 pub(super) use rate_limit::{RateLimit, ReplacedLimit};
 
-use sluicegate_algorithm::{Algorithm, LimitSpec};
-
 use self::{
     hints::Suggestion,
     keywords::{CHARGES, DESCRIPTOR, IP_PREFIX, MAPS, MapSchema, RATE_LIMIT, ROOT},
     scalars::{actual, short},
 };
 use super::{
-    compile::Options,
-    custom_limit::{self, Allowance, CustomLimit},
     diagnostic::{Diagnostics, Location},
     ip_prefix::IpPrefix,
-    limit::Limit,
     metadata::Metadata,
+    options::Options,
     yaml::{self, Kind, Yaml},
 };
 
@@ -133,49 +130,6 @@ pub(super) fn read(text: &str, options: Options, diagnostics: &mut Diagnostics<'
         reader.reject_count_denied(&descriptors, &plans);
     }
     Some(File { domain, domain_location: location, charge_all, shard_by, shard_by_location, plans, descriptors })
-}
-
-/// Keywords that depend on other rules or on the rule's descriptor, so that a custom limit cannot have them.
-const RULE_FILE_KEYWORDS: &[&str] =
-    &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "elastic", "by_plan"];
-
-/// Reads a custom limit. Returns `None` if it is invalid.
-pub(super) fn read_custom_limit(
-    text: &str,
-    options: Options,
-    diagnostics: &mut Diagnostics<'_>,
-) -> Option<CustomLimit> {
-    let start = Location { line: 1, column: 1 };
-    let document = match yaml::parse(text) {
-        Ok(document) => document,
-        Err(error) => {
-            diagnostics.error(error.location, error.message);
-            return None;
-        }
-    };
-    for (location, message) in document.ignored {
-        diagnostics.warning(location, message);
-    }
-    let Some(node) = document.root.filter(|node| !matches!(node.kind, Kind::Null)) else {
-        diagnostics.error(start, "the limit is empty");
-        return None;
-    };
-    let mut reader = Reader::new(diagnostics, options);
-    if let Some((text, _)) = node.scalar() {
-        return reader.custom_limit_from_scalar(text, node.location);
-    }
-    if let Kind::Map(pairs) = &node.kind {
-        for (key, _) in pairs.iter() {
-            if let Some((text, _)) = key.scalar().filter(|(text, _)| RULE_FILE_KEYWORDS.contains(text)) {
-                reader.diagnostics.error(key.location, format!("{text} is only allowed in rule files"));
-                return None;
-            }
-        }
-    }
-    let RateLimit { limit, divided_limit, on_error, consistency, .. } = reader.rate_limit("the limit", &node)?;
-    let divided_limit = divided_limit.filter(|divided_limit| Some(*divided_limit) != limit).map(Box::new);
-    let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
-    Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::DENY_ALL), divided_limit, on_error, consistency })
 }
 
 /// Returns whether a key is YAML's merge key.
@@ -310,28 +264,6 @@ impl<'r, 'p> Reader<'r, 'p> {
             format!("keys allowed here: {names}{entry}")
         };
         self.diagnostics.error(location, format!("unknown key {key:?}; {hint}"));
-    }
-
-    /// Reads the short forms of a custom limit: `500/minute`, `unlimited` and `blocked`.
-    fn custom_limit_from_scalar(&mut self, text: &str, location: Location) -> Option<CustomLimit> {
-        match text {
-            custom_limit::UNLIMITED => return Some(CustomLimit::with_allowance(Allowance::Unlimited)),
-            custom_limit::BLOCKED => return Some(CustomLimit::with_allowance(Allowance::Blocked)),
-            _ => {}
-        }
-        let Some((requests, unit)) = custom_limit::parse_shorthand(text) else {
-            let message = format!(
-                "{text:?} is not a limit: use 500/minute, unlimited, blocked, or a map with the keywords of rate_limit"
-            );
-            self.diagnostics.error(location, message);
-            return None;
-        };
-        let limit =
-            Limit::new(requests, unit, 1).map_err(|error| self.diagnostics.error(location, error.to_string())).ok()?;
-        let divided_limit =
-            Limit::divided(requests, limit.measure(), Algorithm::DEFAULT, LimitSpec::default(), self.instances).ok();
-        let divided_limit = divided_limit.filter(|divided_limit| *divided_limit != limit).map(Box::new);
-        Some(CustomLimit { limit, divided_limit, ..CustomLimit::with_allowance(Allowance::Limited) })
     }
 
     fn list<'y>(&mut self, name: &str, node: &'y Yaml) -> &'y [Yaml] {

@@ -87,7 +87,7 @@ impl RateKeywords {
             if self.is_unit_reported {
                 return None;
             }
-            let message = format!("rate_limit requires a unit ({}) or unlimited: true", units());
+            let message = format!("rate_limit requires a unit ({}) or unlimited: true", Unit::names());
             reader.diagnostics.error(location, message);
             return None;
         };
@@ -271,7 +271,7 @@ impl Reader<'_, '_> {
         let unit = Unit::from_name(&text);
         if unit.is_none() {
             let hint = hints::unit_hint(&text).map(|hint| format!("; {hint}")).unwrap_or_default();
-            self.diagnostics.error(node.location, format!("unit {text:?} is not one of {}{hint}", units()));
+            self.diagnostics.error(node.location, format!("unit {text:?} is not one of {}{hint}", Unit::names()));
         }
         unit
     }
@@ -285,8 +285,4 @@ impl Reader<'_, '_> {
         }
         names
     }
-}
-
-pub(super) fn units() -> String {
-    Unit::ALL.map(Unit::name).join(", ")
 }

@@ -2,7 +2,7 @@
 
 use sluicegate_algorithm::{Classes, InvalidClasses};
 
-use super::{Reader, keywords::SHARE, rate_limit::units};
+use super::{Reader, keywords::SHARE};
 use crate::{diagnostic::Location, limit::Unit, yaml::Yaml};
 
 /// Name of the class for requests with a class that is not listed.
@@ -124,7 +124,7 @@ impl Reader<'_, '_> {
             let message = format!(
                 "capacity must be a number of requests in flight (100), or of hits per s, m, h, d, {} (1000/s), \
                  not {text:?}",
-                units()
+                Unit::names()
             );
             self.diagnostics.error(node.location, message);
         }
