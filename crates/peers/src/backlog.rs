@@ -61,7 +61,10 @@ impl Backlog {
 
     /// Drops the oldest period and returns its number of changes. The next batch moves the position past them.
     pub(super) fn drop_oldest(&mut self) -> u64 {
-        let lost = self.periods.pop_front().map_or(0, |period| period.hits.len());
+        let Some(period) = self.periods.pop_front() else {
+            return 0;
+        };
+        let lost = period.hits.len();
         self.changes -= lost;
         lost as u64
     }
@@ -105,18 +108,21 @@ impl Period {
 
     fn merge(&mut self, until: u64, limits: &[Algorithm], changes: impl Iterator<Item = Change>) {
         self.until = until;
-        let mut index_of = |limit: &Algorithm| {
-            self.limits.iter().position(|known| known == limit).unwrap_or_else(|| {
-                self.limits.push(*limit);
-                self.limits.len() - 1
-            }) as u32
-        };
-        let indexes: Vec<u32> = limits.iter().map(&mut index_of).collect();
+        let indexes: Vec<u32> = limits.iter().map(|limit| self.index_of(limit)).collect();
         for change in changes {
             let limit = indexes[change.limit as usize];
             let pending = self.hits.entry((change.counter, limit)).or_default();
             pending.add(&self.limits[limit as usize], change.pending_at(change.counted_at));
         }
+    }
+
+    /// Returns the index of a limit in `limits`, to which it is added if it is new.
+    fn index_of(&mut self, limit: &Algorithm) -> u32 {
+        if let Some(index) = self.limits.iter().position(|known| known == limit) {
+            return index as u32;
+        }
+        self.limits.push(*limit);
+        (self.limits.len() - 1) as u32
     }
 
     /// Drops hits that no longer count, however many other hits there were.

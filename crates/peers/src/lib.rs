@@ -38,7 +38,7 @@ use std::{
 use sluicegate_store::Memory;
 use tokio::sync::watch;
 
-use self::subscriber::Subscriber;
+use self::subscriber::{SentBatch, Subscriber};
 use sluicegate_algorithm::Micros;
 pub use sluicegate_store::{
     identity::CounterDigest,
@@ -55,7 +55,7 @@ const MAX_RECENT_CHANGES: usize = 500_000 / SCALE;
 const MAX_INCREMENT_CHANGES: usize = 50_000 / SCALE;
 /// Maximum number of changes in the backlogs of all subscribers, of about 60 bytes each.
 const MAX_BACKLOG_CHANGES: usize = 1_000_000 / SCALE;
-/// Maximum number of changes in one batch, unless it has only one increment.
+/// Number of changes at which a batch is full. The last increment of a batch can exceed it.
 const MAX_BATCH_CHANGES: usize = 100_000 / SCALE;
 /// Time after which an instance without a pull is forgotten. Positions of origins are never forgotten by time: an
 /// increment would be applied again if the clock jumped.
@@ -149,7 +149,8 @@ impl Peers {
     pub fn publish(&self, now: Micros) {
         // The lock keeps the changes of two calls in order.
         let mut outgoing = lock(&self.outgoing);
-        let (mut limits, mut resets) = (Vec::new(), Vec::new());
+        let mut limits = Vec::new();
+        let mut resets = Vec::new();
         let changes = self.memory.take_changes(&mut limits, &mut resets);
         self.metrics.add_published(changes.len() as u64);
         if !resets.is_empty() {
@@ -172,7 +173,10 @@ impl Peers {
     pub fn pull(&self, subscriber: u64, after: u64, now: Micros) -> Pull {
         let mut outgoing = lock(&self.outgoing);
         let Outgoing { sequence, recent, subscribers, .. } = &mut *outgoing;
-        let first = recent.front().map_or(*sequence + 1, |increment| increment.sequence);
+        let first = match recent.front() {
+            Some(increment) => increment.sequence,
+            None => *sequence + 1,
+        };
         if !subscribers.get_mut(&subscriber).is_some_and(|subscriber| subscriber.confirm(after)) {
             // The pull can be a late one, so the subscriber keeps its backlog.
             if after.saturating_add(1) < first || after > *sequence {
@@ -184,8 +188,8 @@ impl Peers {
         let subscriber = subscribers.entry(subscriber).or_insert_with(|| Subscriber::new(after));
         subscriber.pulled_at = now;
         match subscriber.next_batch(recent, MAX_BATCH_CHANGES, now) {
-            Some((after, until, increments)) => {
-                Pull::Batch(Batch { origin: self.epoch, after, until, now, increments })
+            Some(SentBatch { until, increments }) => {
+                Pull::Batch(Batch { origin: self.epoch, after: subscriber.position(), until, now, increments })
             }
             None => Pull::Nothing,
         }
@@ -216,7 +220,10 @@ impl Peers {
     /// Returns the position of another instance: the last increment that was applied here, or 0 if there is none.
     #[must_use]
     pub fn position(&self, origin: u64) -> u64 {
-        lock(&self.origins).get(&origin).map_or(0, |origin| origin.position)
+        match lock(&self.origins).get(&origin) {
+            Some(origin) => origin.position,
+            None => 0,
+        }
     }
 
     /// Applies a batch of another instance, unless it does not begin at the position. Returns whether it was applied.
@@ -225,9 +232,13 @@ impl Peers {
             return false;
         }
         let mut origins = lock(&self.origins);
-        let known = origins.get_mut(&batch.origin);
-        let position = known.as_ref().map_or(0, |origin| origin.position);
-        known.into_iter().for_each(|origin| origin.heard_at = now);
+        let position = match origins.get_mut(&batch.origin) {
+            Some(origin) => {
+                origin.heard_at = now;
+                origin.position
+            }
+            None => 0,
+        };
         if position != batch.after || batch.until <= batch.after {
             return false;
         }
@@ -238,9 +249,11 @@ impl Peers {
                 let limit = increment.limits.get(change.limit as usize)?;
                 // Ages are independent of the difference of the clocks, but do not contain the time of the trip: by
                 // their age, hits of the end of a window could belong to the next one.
-                let has_expired = clocks_agree && limit.has_expired(change.counted_at, now);
+                if clocks_agree && limit.has_expired(change.counted_at, now) {
+                    return None;
+                }
                 let age = batch.now - change.counted_at;
-                (!has_expired).then(|| (change.counter, limit, change.pending_at(now - age)))
+                Some((change.counter, limit, change.pending_at(now - age)))
             });
             let counting = self.memory.add_hits(hits, now);
             let changes = increment.changes.len() as u64;
@@ -260,7 +273,9 @@ impl Peers {
         self.publish(now);
         let own = (self.epoch, lock(&self.outgoing).sequence);
         let origins = lock(&self.origins);
-        origins.iter().map(|(epoch, origin)| (*epoch, origin.position)).chain([own]).collect()
+        let mut positions: Vec<_> = origins.iter().map(|(epoch, origin)| (*epoch, origin.position)).collect();
+        positions.push(own);
+        positions
     }
 
     /// Returns a copy of one part of the counters, or `None` if `part` is past the last part.
@@ -277,8 +292,11 @@ impl Peers {
 
     /// Inserts the counters of a copy that do not exist here.
     pub fn insert_copies(&self, copies: Vec<CounterCopy>, now: Micros) {
-        let inserted = copies.into_iter().filter(|copy| self.memory.insert_copy(copy.clone(), now)).count();
-        self.metrics.add_copied(inserted as u64);
+        let mut inserted = 0;
+        for copy in copies {
+            inserted += u64::from(self.memory.insert_copy(copy, now));
+        }
+        self.metrics.add_copied(inserted);
     }
 
     /// Continues from the positions of a copy. `source` is the instance that was copied.
@@ -286,9 +304,10 @@ impl Peers {
     /// The position of the source is replaced. Those of other origins are used only if they have none.
     pub fn continue_from(&self, source: u64, positions: &[(u64, u64)], now: Micros) {
         let mut origins = lock(&self.origins);
-        for (epoch, position) in
-            positions.iter().copied().filter(|(epoch, position)| *epoch != self.epoch && *position > 0)
-        {
+        for &(epoch, position) in positions {
+            if epoch == self.epoch || position == 0 {
+                continue;
+            }
             let origin = Origin { position, heard_at: now };
             if epoch == source {
                 set_position(&mut origins, epoch, origin);
@@ -344,7 +363,9 @@ fn set_position(origins: &mut HashMap<u64, Origin>, epoch: u64, origin: Origin) 
 fn forget_oldest<T>(instances: &mut HashMap<u64, T>, heard_at: impl Fn(&T) -> Micros) {
     if instances.len() >= MAX_INSTANCES {
         let oldest = instances.iter().min_by_key(|(_, instance)| heard_at(instance)).map(|(epoch, _)| *epoch);
-        oldest.into_iter().for_each(|epoch| drop(instances.remove(&epoch)));
+        if let Some(epoch) = oldest {
+            instances.remove(&epoch);
+        }
     }
 }
 

@@ -18,14 +18,13 @@ impl Metrics {
     /// Creates metrics at zero.
     #[must_use]
     pub fn new() -> Arc<Self> {
-        let counter = || Counter::new(1);
         Arc::new(Self {
-            published: counter(),
-            applied: counter(),
-            expired: counter(),
-            dropped: counter(),
-            copied: counter(),
-            sent_bytes: counter(),
+            published: Counter::new(1),
+            applied: Counter::new(1),
+            expired: Counter::new(1),
+            dropped: Counter::new(1),
+            copied: Counter::new(1),
+            sent_bytes: Counter::new(1),
         })
     }
 
@@ -56,21 +55,53 @@ impl Metrics {
 
     /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        let register = |name, description, counter: fn(&Self) -> &Counter| {
-            let this = Arc::clone(self);
-            observe_counter(meter, name, description, move || counter(&this).get());
-        };
-        let published = "Changes of counters that this instance published for its peers";
-        register("sluicegate_cluster_changes_published_total", published, |metrics| &metrics.published);
-        let applied = "Changes of counters by peers that this instance received";
-        register("sluicegate_cluster_changes_applied_total", applied, |metrics| &metrics.applied);
-        let expired = "Received changes that no longer counted on arrival";
-        register("sluicegate_cluster_changes_expired_total", expired, |metrics| &metrics.expired);
-        let dropped = "Changes that an absent peer will never receive because too many were waiting for it";
-        register("sluicegate_cluster_changes_dropped_total", dropped, |metrics| &metrics.dropped);
-        let sent = "Bytes of changes that this instance sent to its peers";
-        register("sluicegate_cluster_sent_bytes_total", sent, |metrics| &metrics.sent_bytes);
-        let copied = "Counters copied from a peer";
-        register("sluicegate_cluster_counters_copied_total", copied, |metrics| &metrics.copied);
+        self.observe_counter(
+            meter,
+            "sluicegate_cluster_changes_published_total",
+            "Changes of counters that this instance published for its peers",
+            |metrics| &metrics.published,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_cluster_changes_applied_total",
+            "Changes of counters by peers that this instance received",
+            |metrics| &metrics.applied,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_cluster_changes_expired_total",
+            "Received changes that no longer counted on arrival",
+            |metrics| &metrics.expired,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_cluster_changes_dropped_total",
+            "Changes that an absent peer will never receive because too many were waiting for it",
+            |metrics| &metrics.dropped,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_cluster_sent_bytes_total",
+            "Bytes of changes that this instance sent to its peers",
+            |metrics| &metrics.sent_bytes,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_cluster_counters_copied_total",
+            "Counters copied from a peer",
+            |metrics| &metrics.copied,
+        );
+    }
+
+    /// Registers one of the counters with the meter.
+    fn observe_counter(
+        self: &Arc<Self>,
+        meter: &dyn Meter,
+        name: &'static str,
+        description: &'static str,
+        counter: fn(&Self) -> &Counter,
+    ) {
+        let this = Arc::clone(self);
+        observe_counter(meter, name, description, move || counter(&this).get());
     }
 }

@@ -10,11 +10,20 @@ use super::{backlog::Backlog, increment::Increment};
 pub(super) struct Subscriber {
     /// The last confirmed position.
     position: u64,
-    /// The batch after it that was sent, with the position at its end. It is resent unchanged until it is confirmed.
-    sent: Option<(u64, Vec<Arc<Increment>>)>,
+    /// The batch after it that was sent. It is resent unchanged until it is confirmed.
+    sent: Option<SentBatch>,
     /// Increments after `sent` that are no longer kept for all.
     backlog: Backlog,
     pub(super) pulled_at: Micros,
+}
+
+/// Increments after the confirmed position that were sent together.
+#[derive(Clone)]
+pub(super) struct SentBatch {
+    /// Position after the last increment.
+    pub(super) until: u64,
+    /// The increments, the oldest first.
+    pub(super) increments: Vec<Arc<Increment>>,
 }
 
 impl Subscriber {
@@ -29,7 +38,7 @@ impl Subscriber {
     /// Returns the position at the end of the batch that has not been confirmed.
     #[cfg(test)]
     pub(super) fn sent_until(&self) -> Option<u64> {
-        self.sent.as_ref().map(|(until, _)| *until)
+        self.sent.as_ref().map(|sent| sent.until)
     }
 
     pub(super) fn backlog_changes(&self) -> usize {
@@ -38,7 +47,7 @@ impl Subscriber {
 
     /// Accepts a position if it is the last confirmed one or the end of the batch that was sent.
     pub(super) fn confirm(&mut self, position: u64) -> bool {
-        if self.sent.as_ref().is_some_and(|(until, _)| *until == position) {
+        if self.sent.as_ref().is_some_and(|sent| sent.until == position) {
             self.position = position;
             self.sent = None;
         }
@@ -47,7 +56,10 @@ impl Subscriber {
 
     /// Keeps an increment that is about to be removed from the recent ones, if the subscriber has not received it.
     pub(super) fn keep(&mut self, increment: &Increment, now: Micros) {
-        let received = self.sent.as_ref().map_or(self.position, |(until, _)| *until);
+        let received = match &self.sent {
+            Some(sent) => sent.until,
+            None => self.position,
+        };
         if increment.sequence > received {
             self.backlog.add(increment, now);
         }
@@ -58,33 +70,46 @@ impl Subscriber {
         self.backlog.drop_oldest()
     }
 
-    /// Returns the position before and after the next batch, and its increments; `None` if there are no increments.
+    /// Returns the next batch after the position, or `None` if there are no increments.
     ///
-    /// The batch has at most `max_changes` changes, or one increment.
+    /// The batch has at least one increment. More are added until it has `max_changes` changes.
     pub(super) fn next_batch(
         &mut self,
         recent: &VecDeque<Arc<Increment>>,
         max_changes: usize,
         now: Micros,
-    ) -> Option<(u64, u64, Vec<Arc<Increment>>)> {
+    ) -> Option<SentBatch> {
         if self.sent.is_none() {
-            let mut increments = Vec::new();
-            let mut changes = 0;
-            let mut add = |increment: Arc<Increment>| {
-                changes += increment.changes.len();
-                increments.push(increment);
-                changes < max_changes
-            };
-            let mut has_room = true;
-            while has_room && let Some(merged) = self.backlog.pop(now) {
-                has_room = add(Arc::new(merged));
-            }
-            if has_room {
-                let start = recent.partition_point(|increment| increment.sequence <= self.position);
-                let _ = recent.iter().skip(start).cloned().all(add);
-            }
-            self.sent = increments.last().map(|last| last.sequence).map(|until| (until, increments));
+            self.sent = self.collect_batch(recent, max_changes, now);
         }
-        self.sent.as_ref().map(|(until, increments)| (self.position, *until, increments.clone()))
+        self.sent.clone()
+    }
+
+    /// Collects increments after the position: those of the backlog, which it removes, then the recent ones.
+    fn collect_batch(
+        &mut self,
+        recent: &VecDeque<Arc<Increment>>,
+        max_changes: usize,
+        now: Micros,
+    ) -> Option<SentBatch> {
+        let mut increments = Vec::new();
+        let mut changes = 0;
+        let mut is_full = false;
+        while !is_full && let Some(merged) = self.backlog.pop(now) {
+            changes += merged.changes.len();
+            is_full = changes >= max_changes;
+            increments.push(Arc::new(merged));
+        }
+        let start = recent.partition_point(|increment| increment.sequence <= self.position);
+        for increment in recent.range(start..) {
+            if is_full {
+                break;
+            }
+            changes += increment.changes.len();
+            is_full = changes >= max_changes;
+            increments.push(Arc::clone(increment));
+        }
+        let until = increments.last()?.sequence;
+        Some(SentBatch { until, increments })
     }
 }
