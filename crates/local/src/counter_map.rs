@@ -66,7 +66,7 @@ impl<E> CounterMap<E> {
         self.retain_in_shards(0..SHARDS, keep);
     }
 
-    /// Does the same in a range of shards, whose numbers wrap at [`SHARDS`].
+    /// Removes all entries for which `keep` returns `false` in a range of shards, whose numbers wrap at [`SHARDS`].
     pub(super) fn retain_in_shards(&self, shards: Range<usize>, mut keep: impl FnMut(&mut E) -> bool) {
         if self.is_empty() {
             return;

@@ -105,8 +105,10 @@ pub(super) struct DenyCache {
 impl DenyCache {
     /// Creates a cache. Returns `None` if the settings turn it off.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        let is_enabled = settings.max_entries > 0 && !settings.max_age.is_zero();
-        is_enabled.then(|| Self {
+        if settings.max_entries == 0 || settings.max_age.is_zero() {
+            return None;
+        }
+        Some(Self {
             denials: SetAssociativeCache::new(settings.max_entries),
             refunds: [const { AtomicU32::new(0) }; REFUND_SLOTS],
             max_age: settings.max_age,
@@ -133,10 +135,9 @@ impl DenyCache {
         let mut cached = CachedDenials::new();
         for (hit, lookup) in hits.iter().zip(lookups) {
             // An earlier hit of this request that calls the store may change the counter.
-            let has_changed =
-                |earlier: &CachedDenial<'_>| earlier.lookup.identity == lookup.identity && earlier.denial.is_none();
-            let may_have_changed = cached.iter().any(has_changed);
-            let denial = self.get(hit, &lookup, now).filter(|_| !may_have_changed);
+            let may_have_changed =
+                cached.iter().any(|earlier| earlier.lookup.identity == lookup.identity && earlier.denial.is_none());
+            let denial = if may_have_changed { None } else { self.get(hit, &lookup, now) };
             cached.push(CachedDenial { hit: *hit, lookup, denial });
         }
         cached
@@ -157,7 +158,7 @@ impl DenyCache {
             let state = &mut denial.state;
             let operation = hit.operation(at);
             let passes = hit.counter.program.step(state, Operation { action: Action::Peek, ..operation });
-            (!passes).then(|| hit.counter.program.explain(state, operation, false))
+            if passes { None } else { Some(hit.counter.program.explain(state, operation, false)) }
         })
     }
 
@@ -177,15 +178,18 @@ impl DenyCache {
             // The counter has changed since the cached denial.
             self.denials.remove(lookup.identity);
         } else {
-            let (StepOutcome { at, state, .. }, Lookup { identity, refunds }) = (outcome, lookup);
             // Other instances may return leased hits soon.
             let is_leased = hit.counter.consistency == Consistency::Leased;
             let max_age = if is_leased { self.max_age.min(LEASED_MAX_AGE) } else { self.max_age };
-            let expires_at = called_at.saturating_add(max_age);
-            self.denials.put(
-                identity,
-                Denial { program: hit.counter.program, refunds, called_at, expires_at, decided_at: at, state },
-            );
+            let denial = Denial {
+                program: hit.counter.program,
+                refunds: lookup.refunds,
+                called_at,
+                expires_at: called_at.saturating_add(max_age),
+                decided_at: outcome.at,
+                state: outcome.state,
+            };
+            self.denials.put(lookup.identity, denial);
         }
         decision
     }

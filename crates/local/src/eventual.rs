@@ -2,12 +2,11 @@
 
 use sluicegate_algorithm::{Action, Consistency, Decision, Micros};
 use sluicegate_store::{
-    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StepOutcome, StoreError, next_answer,
-    only_answer,
+    Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StoreError, next_answer, only_answer,
 };
 use smallvec::SmallVec;
 
-use super::{CallTime, Local, eventual_counters::EventualCounters, store_call::StoreCall};
+use super::{CallTime, Local, any_denied, eventual_counters::EventualCounters, store_call::StoreCall};
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides all hits of a request with at least one eventual hit.
@@ -24,8 +23,8 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         if charge == Charge::All {
             return Box::pin(self.apply_together(counters, hits, time)).await;
         }
-        let decide = |hit: &Hit<&Counter>| counters.decide(self.shared.identity(hit), hit, time.local);
-        let decisions: SmallVec<[Option<Decision>; 2]> = hits.iter().map(decide).collect();
+        let decisions: SmallVec<[Option<Decision>; 2]> =
+            hits.iter().map(|hit| counters.decide(self.shared.identity(hit), hit, time.local)).collect();
         self.shared.metrics.add_eventual_decisions(self.worker, decisions.iter().flatten().count() as u64);
         match decisions.iter().map(|decision| decision.map(from_eventual)).collect() {
             Some(all) => all,
@@ -41,13 +40,15 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         decisions: SmallVec<[Option<Decision>; 2]>,
         time: CallTime,
     ) -> HitDecisions {
-        let is_unknown = |(hit, decision): &(&Hit<&Counter>, &Option<Decision>)| {
-            decision.is_none() && hit.counter.consistency == Consistency::Eventual
-        };
-        let unknown: SmallVec<[Hit<&Counter>; 2]> =
-            hits.iter().zip(&decisions).filter(is_unknown).map(|(hit, _)| *hit).collect();
-        let remaining: SmallVec<[Hit<&Counter>; 2]> =
-            hits.iter().filter(|hit| hit.counter.consistency != Consistency::Eventual).copied().collect();
+        let mut unknown = SmallVec::<[Hit<&Counter>; 2]>::new();
+        let mut remaining = SmallVec::<[Hit<&Counter>; 2]>::new();
+        for (hit, decision) in hits.iter().zip(&decisions) {
+            if hit.counter.consistency != Consistency::Eventual {
+                remaining.push(*hit);
+            } else if decision.is_none() {
+                unknown.push(*hit);
+            }
+        }
         let (fetched, remaining_decisions) = tokio::join!(self.fetch(counters, &unknown, time), async {
             if remaining.is_empty() {
                 HitDecisions::new()
@@ -55,13 +56,17 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
                 self.apply_leased(&remaining, Charge::Each, time).await
             }
         });
-        let (mut fetched, mut remaining_decisions) = (fetched.into_iter(), remaining_decisions.into_iter());
-        let decide = |(hit, decision): (&Hit<&Counter>, Option<Decision>)| match decision {
-            Some(decision) => from_eventual(decision),
-            None if hit.counter.consistency == Consistency::Eventual => next_answer(&mut fetched),
-            None => next_answer(&mut remaining_decisions),
-        };
-        hits.iter().zip(decisions).map(decide).collect()
+        let mut fetched = fetched.into_iter();
+        let mut remaining_decisions = remaining_decisions.into_iter();
+        let mut all = HitDecisions::with_capacity(hits.len());
+        for (hit, decision) in hits.iter().zip(decisions) {
+            all.push(match decision {
+                Some(decision) => from_eventual(decision),
+                None if hit.counter.consistency == Consistency::Eventual => next_answer(&mut fetched),
+                None => next_answer(&mut remaining_decisions),
+            });
+        }
+        all
     }
 
     /// Decides hits in the store, and merges their states into the eventual counters.
@@ -71,12 +76,14 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         }
         let outcomes = self.store.step(hits, Charge::Each, time.now).await;
         let answered_at = self.shared.time(time.now);
-        let merge = |(hit, outcome): (&Hit<&Counter>, Result<StepOutcome, StoreError>)| {
-            let outcome = outcome?;
-            counters.merge(self.shared.identity(hit), hit, &outcome, time.local, answered_at);
-            Ok(outcome.explain(hit).into())
-        };
-        hits.iter().zip(outcomes).map(merge).collect()
+        let mut decisions = HitDecisions::with_capacity(hits.len());
+        for (hit, outcome) in hits.iter().zip(outcomes) {
+            if let Ok(outcome) = &outcome {
+                counters.merge(self.shared.identity(hit), hit, outcome, time.local, answered_at);
+            }
+            decisions.push(outcome.map(|outcome| outcome.explain(hit).into()));
+        }
+        decisions
     }
 
     /// Decides hits under [`Charge::All`].
@@ -97,29 +104,36 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         }
         let peeks: SmallVec<[Hit<&Counter>; 2]> = eventual.iter().map(|hit| hit.peek()).collect();
         let peeked = Box::pin(self.apply_eventual(counters, &peeks, Charge::Each, time)).await;
-        let is_denied = |(hit, answer): (&Hit<&Counter>, &Result<HitDecision, StoreError>)| hit.is_denied_by(answer);
-        let is_blocked = eventual.iter().zip(&peeked).any(is_denied);
-        let remaining_decisions = match (remaining.is_empty(), is_blocked) {
-            (true, _) => HitDecisions::new(),
-            (false, false) => self.apply_leased(&remaining, Charge::All, time).await,
-            (false, true) => {
-                let peeks: SmallVec<[Hit<&Counter>; 2]> = remaining.iter().map(|hit| hit.peek()).collect();
-                self.apply_leased(&peeks, Charge::Each, time).await
+        let is_blocked = any_denied(&eventual, &peeked);
+        let remaining_decisions = if remaining.is_empty() {
+            HitDecisions::new()
+        } else if is_blocked {
+            let peeks: SmallVec<[Hit<&Counter>; 2]> = remaining.iter().map(|hit| hit.peek()).collect();
+            self.apply_leased(&peeks, Charge::Each, time).await
+        } else {
+            self.apply_leased(&remaining, Charge::All, time).await
+        };
+        let all_allowed = !is_blocked && !any_denied(&remaining, &remaining_decisions);
+        let mut eventual_decisions = peeked;
+        if all_allowed {
+            for (hit, decision) in eventual.iter().zip(&mut eventual_decisions) {
+                if hit.action == Action::Take
+                    && decision.is_ok()
+                    && let Some(taken) = counters.decide(self.shared.identity(hit), hit, time.local)
+                {
+                    *decision = from_eventual(taken);
+                }
             }
-        };
-        let all_allowed = !is_blocked && !remaining.iter().zip(&remaining_decisions).any(is_denied);
-        let take = |(hit, peeked): (&Hit<&Counter>, Result<HitDecision, StoreError>)| {
-            let is_charged = all_allowed && hit.action == Action::Take && peeked.is_ok();
-            let taken = is_charged.then(|| counters.decide(self.shared.identity(hit), hit, time.local)).flatten();
-            taken.map_or(peeked, from_eventual)
-        };
-        let taken: HitDecisions = eventual.iter().zip(peeked).map(take).collect();
-        let (mut taken, mut remaining_decisions) = (taken.into_iter(), remaining_decisions.into_iter());
-        let decision = |hit: &Hit<&Counter>| {
+        }
+        let mut eventual_decisions = eventual_decisions.into_iter();
+        let mut remaining_decisions = remaining_decisions.into_iter();
+        let mut all = HitDecisions::with_capacity(hits.len());
+        for hit in hits {
             let is_eventual = hit.counter.consistency == Consistency::Eventual;
-            next_answer(if is_eventual { &mut taken } else { &mut remaining_decisions })
-        };
-        hits.iter().map(decision).collect()
+            let decisions = if is_eventual { &mut eventual_decisions } else { &mut remaining_decisions };
+            all.push(next_answer(decisions));
+        }
+        all
     }
 
     /// Sends a report and merges the answer.

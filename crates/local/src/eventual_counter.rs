@@ -44,8 +44,14 @@ pub(super) struct EventualCounter {
 impl EventualCounter {
     /// Creates a copy from the outcome of a store call that was sent at `called_at`.
     pub(super) fn new(outcome: &StepOutcome, called_at: Duration) -> Self {
-        let (state, at) = (outcome.state.clone(), outcome.at);
-        Self { state, step_time: at, called_at, reported_at: called_at, last_used: called_at, ..Self::default() }
+        Self {
+            state: outcome.state.clone(),
+            step_time: outcome.at,
+            called_at,
+            reported_at: called_at,
+            last_used: called_at,
+            ..Self::default()
+        }
     }
 
     /// Decides a hit. Returns `None` if the state is older than `max_staleness`.
@@ -119,7 +125,9 @@ impl EventualCounter {
         if outcome.at < self.step_time && self.step_time - outcome.at < MAX_REORDERING {
             return;
         }
-        (self.state, self.step_time, self.called_at) = (outcome.state.clone(), outcome.at, called_at);
+        self.state = outcome.state.clone();
+        self.step_time = outcome.at;
+        self.called_at = called_at;
         let now = self.store_time(now);
         add_hits(algorithm, &mut self.state, self.pending, now);
     }

@@ -60,8 +60,10 @@ struct Entry {
 impl EventualCounters {
     /// Creates an empty set of counters. Returns `None` if the settings turn eventual counters off.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        let is_enabled = settings.max_counters > 0 && !settings.sync.is_zero();
-        is_enabled.then(|| Self {
+        if settings.max_counters == 0 || settings.sync.is_zero() {
+            return None;
+        }
+        Some(Self {
             entities: CounterMap::new(settings.max_counters),
             last_turn: AtomicUsize::new(0),
             settings: settings.clone(),
@@ -77,14 +79,13 @@ impl EventualCounters {
         if hit.counter.consistency != Consistency::Eventual || hit.action.releases() {
             return None;
         }
-        let max_staleness = self.settings.max_staleness;
-        let decide = |entry: &mut Entry| {
+        let decision = self.entities.find(identity, |entry| {
             if hit.counter.program.algorithm() != Some(&entry.algorithm) {
                 return None;
             }
-            entry.copy.decide(&entry.algorithm, hit, now, max_staleness)
-        };
-        self.entities.find(identity, decide).flatten()
+            entry.copy.decide(&entry.algorithm, hit, now, self.settings.max_staleness)
+        });
+        decision.flatten()
     }
 
     /// Merges the outcome of a store call into the counter, which is created if it is unknown and there is room.
@@ -100,16 +101,19 @@ impl EventualCounters {
             return;
         };
         let recording = algorithm.recording().into();
-        let new = || {
-            // The store itself counts exactly.
-            let counter = Counter { program: recording, consistency: Consistency::Exact, ..hit.counter.clone() };
-            Some(Entry { identity, algorithm: *algorithm, counter, copy: EventualCounter::new(outcome, called_at) })
-        };
-        let _ = self.entities.with_or_insert(identity, new, |entry| {
-            entry.algorithm = *algorithm;
-            entry.counter.program = recording;
-            entry.copy.merge(algorithm, outcome, called_at, now);
-        });
+        let _ = self.entities.with_or_insert(
+            identity,
+            || {
+                // The store itself counts exactly.
+                let counter = Counter { program: recording, consistency: Consistency::Exact, ..hit.counter.clone() };
+                Some(Entry { identity, algorithm: *algorithm, counter, copy: EventualCounter::new(outcome, called_at) })
+            },
+            |entry| {
+                entry.algorithm = *algorithm;
+                entry.counter.program = recording;
+                entry.copy.merge(algorithm, outcome, called_at, now);
+            },
+        );
     }
 
     /// Returns the reports that are due, and removes idle counters.
@@ -122,7 +126,9 @@ impl EventualCounters {
         let last_turn = self.last_turn.swap(turn, Relaxed);
         let mut calls = Vec::new();
         self.entities.retain_in_shards(last_turn.max(turn.saturating_sub(SHARDS))..turn, |entry| {
-            calls.extend(entry.copy.begin_report(&entry.algorithm, now).map(|hits| entry.store_call(hits)));
+            if let Some(hits) = entry.copy.begin_report(&entry.algorithm, now) {
+                calls.push(entry.store_call(hits));
+            }
             !entry.copy.is_idle(idle_since)
         });
         calls
@@ -132,8 +138,9 @@ impl EventualCounters {
     pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
         let mut calls = Vec::new();
         self.entities.retain(|entry| {
-            let pending = entry.copy.drain(&entry.algorithm, now);
-            calls.extend(pending.map(|hits| entry.store_call(hits)));
+            if let Some(hits) = entry.copy.drain(&entry.algorithm, now) {
+                calls.push(entry.store_call(hits));
+            }
             false
         });
         calls
@@ -147,8 +154,10 @@ impl EventualCounters {
         called_at: Duration,
         now: Duration,
     ) -> u64 {
-        let finish = |entry: &mut Entry| entry.copy.finish_report(&entry.algorithm, answer, called_at, now);
-        self.entities.find(call.identity, finish).unwrap_or_default()
+        let lost = self
+            .entities
+            .find(call.identity, |entry| entry.copy.finish_report(&entry.algorithm, answer, called_at, now));
+        lost.unwrap_or_default()
     }
 }
 

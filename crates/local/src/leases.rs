@@ -101,6 +101,15 @@ pub(super) struct LeasePayments {
     pub(super) calls: SmallVec<[StoreCall; 1]>,
 }
 
+/// Result of a finished grant.
+pub(super) struct FinishedGrant {
+    pub(super) used: u64,
+    /// Unused hits that still count in the store.
+    pub(super) returned: u64,
+    /// The call that returns the unused hits to the store, if the lease no longer holds them.
+    pub(super) rollback: Option<StoreCall>,
+}
+
 /// Result of a sweep.
 #[derive(Default)]
 pub(super) struct SweepResult {
@@ -112,7 +121,10 @@ pub(super) struct SweepResult {
 impl Leases {
     /// Creates an empty set of leases. Returns `None` if the settings turn leases off.
     pub(super) fn new(settings: &Settings) -> Option<Self> {
-        (settings.max_counters > 0 && !settings.ttl.is_zero()).then(|| Self {
+        if settings.max_counters == 0 || settings.ttl.is_zero() {
+            return None;
+        }
+        Some(Self {
             entities: CounterMap::new(settings.max_counters),
             hot_counters: HotCounters::new(settings.ttl / INTERVALS_PER_TTL),
             ttl: settings.ttl,
@@ -124,8 +136,11 @@ impl Leases {
         let mut result = LeasePayments::default();
         for (hit, identity) in hits.iter().zip(identities) {
             let is_leased = hit.counter.consistency == Consistency::Leased && !hit.action.releases();
-            let pay = |entity: &mut LeasedCounter| Some(entity.pay(hit, now, self.ttl, &mut result.calls));
-            let payment = if is_leased { self.with_counter(*identity, hit, now, pay) } else { None };
+            let payment = if is_leased {
+                self.with_counter(*identity, hit, now, |entity| entity.pay(hit, now, self.ttl, &mut result.calls))
+            } else {
+                None
+            };
             result.payments.push(payment.unwrap_or_default());
         }
         result
@@ -135,17 +150,10 @@ impl Leases {
     ///
     /// If that lease no longer exists, returns the call that rolls the hits back.
     pub(super) fn restore(&self, identity: u128, rule: &Program, payment: &LeasePayment) -> Option<StoreCall> {
-        let taken_at = payment.taken_at.filter(|_| payment.hits > 0)?;
-        let restore = |entity: &mut LeasedCounter| {
-            if entity.counter.program != *rule {
-                return None;
-            }
-            let grant = payment.decision.and_then(|decision| decision.grant);
-            let granted = grant.map_or(0, |grant| entity.lease.revoke(grant.id));
-            let unused = entity.lease.restore(&entity.leasing, payment.hits + granted, taken_at)?;
-            Some(entity.return_call(&unused))
-        };
-        self.entities.find(identity, restore).flatten()
+        if payment.hits == 0 {
+            return None;
+        }
+        self.entities.find(identity, |entity| entity.restore(rule, payment)).flatten()
     }
 
     /// Returns the call that acquires a lease after the store has allowed a hit, if a lease is worthwhile.
@@ -153,26 +161,24 @@ impl Leases {
         if hit.action != Action::Take || !decision.allowed {
             return None;
         }
-        let acquire = |entity: &mut LeasedCounter| {
-            let is_same = entity.counter.program == hit.counter.program;
-            is_same.then(|| entity.lease.begin_acquire(decision.remaining)).and_then(|hits| entity.take_call(hits))
-        };
-        self.entities.find(identity, acquire).flatten()
+        let call = self.entities.find(identity, |entity| {
+            if entity.counter.program != hit.counter.program {
+                return None;
+            }
+            let hits = entity.lease.begin_acquire(decision.remaining);
+            entity.take_call(hits)
+        });
+        call.flatten()
     }
 
-    /// Finishes a grant. Returns its used and returned hits, and the call that returns them to the store if necessary.
-    pub(super) fn report(
-        &self,
-        identity: u128,
-        id: u64,
-        used: u64,
-        now: Duration,
-    ) -> Option<(u64, u64, Option<StoreCall>)> {
-        let report = |entity: &mut LeasedCounter| {
+    /// Finishes a grant. Returns `None` if the grant is unknown.
+    pub(super) fn report(&self, identity: u128, id: u64, used: u64, now: Duration) -> Option<FinishedGrant> {
+        let finished = self.entities.find(identity, |entity| {
             let GrantReport { used, returned, unused } = entity.lease.report(&entity.leasing, id, used, now)?;
-            Some((used, returned, unused.map(|unused| entity.return_call(&unused))))
-        };
-        self.entities.find(identity, report).flatten()
+            let rollback = unused.map(|unused| entity.return_call(&unused));
+            Some(FinishedGrant { used, returned, rollback })
+        });
+        finished.flatten()
     }
 
     /// Completes a call that acquires hits. `outcome` is `None` if it failed.
@@ -184,38 +190,39 @@ impl Leases {
         outcome: Option<&StepOutcome>,
         called_at: Duration,
     ) -> Option<StoreCall> {
-        let complete = |entity: &mut LeasedCounter| {
+        let completed = self.entities.find(call.identity, |entity| {
             if entity.leasing != call.hit.counter.program {
                 return None;
             }
-            let Some(outcome) = outcome else {
-                entity.lease.acquire_failed();
-                return Some(None);
-            };
-            let unused = entity.lease.acquired(&entity.leasing, call.hit.cost, outcome.clone(), called_at);
-            Some(unused.map(|unused| entity.return_call(&unused)))
-        };
-        self.entities.find(call.identity, complete).flatten().unwrap_or_else(|| {
-            // The counter or its rule has changed, so the acquired hits cannot be used.
-            let outcome = outcome.filter(|outcome| outcome.allowed)?;
-            let hit = Hit { action: Action::RollBack(outcome.at), ..call.hit.clone() };
-            Some(StoreCall { identity: call.identity, hit })
-        })
+            Some(entity.complete(call, outcome, called_at))
+        });
+        if let Some(rollback) = completed.flatten() {
+            return rollback;
+        }
+        // The counter or its rule has changed, so the acquired hits cannot be used.
+        let outcome = outcome?;
+        if !outcome.allowed {
+            return None;
+        }
+        let hit = Hit { action: Action::RollBack(outcome.at), ..call.hit.clone() };
+        Some(StoreCall { identity: call.identity, hit })
     }
 
     /// Removes idle counters and expired grants, and returns the calls that return unused hits.
     pub(super) fn sweep(&self, now: Duration) -> SweepResult {
-        let (idle_since, ttl_ago) = (now.saturating_sub(IDLE_TIMEOUT), now.saturating_sub(self.ttl));
-        let (mut calls, mut unreported) = (Vec::new(), 0);
+        let idle_since = now.saturating_sub(IDLE_TIMEOUT);
+        let ttl_ago = now.saturating_sub(self.ttl);
+        let mut result = SweepResult::default();
         self.entities.retain(|entity| {
             // The caller has had one more TTL after the grant's end to report it.
-            unreported += entity.lease.expire_grants(ttl_ago);
-            calls.extend(entity.return_idle(now, idle_since));
-            let excess = entity.lease.return_excess(now, entity.interval);
-            calls.extend(excess.map(|unused| entity.return_call(&unused)));
+            result.unreported += entity.lease.expire_grants(ttl_ago);
+            result.calls.extend(entity.return_idle(now, idle_since));
+            if let Some(excess) = entity.lease.return_excess(now, entity.interval) {
+                result.calls.push(entity.return_call(&excess));
+            }
             !entity.lease.is_idle(ttl_ago)
         });
-        SweepResult { calls, unreported }
+        result
     }
 
     /// Removes all counters, and returns the calls that return their held hits.
@@ -259,31 +266,38 @@ impl Leases {
         identity: u128,
         hit: &Hit<&Counter>,
         now: Duration,
-        act: impl FnOnce(&mut LeasedCounter) -> Option<R>,
+        act: impl FnOnce(&mut LeasedCounter) -> R,
     ) -> Option<R> {
-        let new = || {
-            if self.hot_counters.record(identity, hit.cost, now) < HOT_THRESHOLD {
-                return None;
-            }
-            let leasing = hit.counter.program.algorithm()?.leasing()?;
-            let lifetime = Duration::from_micros(leasing.lease_lifetime().get());
-            Some(LeasedCounter {
-                identity,
-                counter: hit.counter.clone(),
-                leasing,
-                interval: (self.ttl / INTERVALS_PER_TTL).min(lifetime / INTERVALS_PER_LEASE),
-                lease: Lease::default(),
-            })
-        };
-        let act = |entity: &mut LeasedCounter| {
-            // A lease for the old rule is no longer used, so the sweep returns it as idle.
-            if entity.counter.program == hit.counter.program { act(entity) } else { None }
-        };
-        self.entities.with_or_insert(identity, new, act).flatten()
+        let result = self.entities.with_or_insert(
+            identity,
+            || self.hot_counter(identity, hit, now),
+            |entity| {
+                // A lease for the old rule is no longer used, so the sweep returns it as idle.
+                if entity.counter.program == hit.counter.program { Some(act(entity)) } else { None }
+            },
+        );
+        result.flatten()
+    }
+
+    /// Records a hit of a counter without a lease, and returns the counter if it is hot now and can be leased.
+    fn hot_counter(&self, identity: u128, hit: &Hit<&Counter>, now: Duration) -> Option<LeasedCounter> {
+        if self.hot_counters.record(identity, hit.cost, now) < HOT_THRESHOLD {
+            return None;
+        }
+        let leasing = hit.counter.program.algorithm()?.leasing()?;
+        let lifetime = Duration::from_micros(leasing.lease_lifetime().get());
+        Some(LeasedCounter {
+            identity,
+            counter: hit.counter.clone(),
+            leasing,
+            interval: (self.ttl / INTERVALS_PER_TTL).min(lifetime / INTERVALS_PER_LEASE),
+            lease: Lease::default(),
+        })
     }
 }
 
 impl LeasedCounter {
+    /// Takes a hit from the lease as far as it covers the cost. Adds the call that refills the lease to `calls`.
     fn pay(
         &mut self,
         hit: &Hit<&Counter>,
@@ -298,15 +312,45 @@ impl LeasedCounter {
         };
         calls.extend(self.take_call(to_acquire));
         // The identifier is random so that no caller can guess the grant of another one.
-        let has_demand = is_take && hit.demand > 0;
-        let grant =
-            has_demand.then(|| self.lease.grant(&self.leasing, hit.demand, rand::random(), now, max_ttl)).flatten();
+        let grant = if is_take && hit.demand > 0 {
+            self.lease.grant(&self.leasing, hit.demand, rand::random(), now, max_ttl)
+        } else {
+            None
+        };
         let hits = if is_take { hit.cost } else { 0 };
         LeasePayment { decision: Some(LeaseDecision { decision, grant }), hits, taken_at: self.lease.taken_at() }
     }
 
+    /// Restores a payment and revokes its grant. Returns the call that rolls the hits back if the lease has ended.
+    fn restore(&mut self, rule: &Program, payment: &LeasePayment) -> Option<StoreCall> {
+        let taken_at = payment.taken_at?;
+        if self.counter.program != *rule {
+            return None;
+        }
+        let mut hits = payment.hits;
+        if let Some(grant) = payment.decision.and_then(|decision| decision.grant) {
+            hits += self.lease.revoke(grant.id);
+        }
+        let unused = self.lease.restore(&self.leasing, hits, taken_at)?;
+        Some(self.return_call(&unused))
+    }
+
+    /// Completes a call that acquires hits. Returns the call that rolls back hits of an earlier lease.
+    fn complete(&mut self, call: &StoreCall, outcome: Option<&StepOutcome>, called_at: Duration) -> Option<StoreCall> {
+        let Some(outcome) = outcome else {
+            self.lease.acquire_failed();
+            return None;
+        };
+        let unused = self.lease.acquired(&self.leasing, call.hit.cost, outcome.clone(), called_at)?;
+        Some(self.return_call(&unused))
+    }
+
+    /// Returns the call that takes `hits` hits for the lease, or `None` for 0.
     fn take_call(&self, hits: u64) -> Option<StoreCall> {
-        (hits > 0).then(|| self.call(Action::Take, hits))
+        if hits == 0 {
+            return None;
+        }
+        Some(self.call(Action::Take, hits))
     }
 
     fn return_idle(&mut self, now: Duration, idle_since: Duration) -> Option<StoreCall> {

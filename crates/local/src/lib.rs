@@ -69,10 +69,9 @@ impl Shared {
         time_source: TimeSource,
         metrics: Arc<Metrics>,
     ) -> Arc<Self> {
-        let (deny_cache, leases) = (DenyCache::new(deny_cache), Leases::new(leases));
         Arc::new(Self {
-            deny_cache,
-            leases,
+            deny_cache: DenyCache::new(deny_cache),
+            leases: Leases::new(leases),
             eventual_counters: EventualCounters::new(eventual),
             secret: Secret::random(),
             time_source,
@@ -163,14 +162,14 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
             return 0;
         };
         let identity = self.shared.identity_of(&counter.name, counter.per_second);
-        let Some((used, returned, rollback)) = leases.report(identity, id, used, self.shared.time(now)) else {
+        let Some(grant) = leases.report(identity, id, used, self.shared.time(now)) else {
             return 0;
         };
-        self.shared.metrics.add_grant_report(self.worker, used, returned);
-        if let Some(rollback) = rollback {
+        self.shared.metrics.add_grant_report(self.worker, grant.used, grant.returned);
+        if let Some(rollback) = grant.rollback {
             self.spawn_call(rollback, now);
         }
-        used
+        grant.used
     }
 }
 
@@ -193,11 +192,22 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     fn take_from_leases(&self, leases: &Leases, hits: &[Hit<&Counter>], time: CallTime) -> SmallVec<[LeasePayment; 2]> {
         let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
         let LeasePayments { payments, calls } = leases.take(hits, &identities, time.local);
-        calls.into_iter().for_each(|call| self.spawn_call(call, time.now));
-        let decisions = || payments.iter().filter_map(|payment| payment.decision);
-        self.shared.metrics.add_lease_decisions(self.worker, decisions().count() as u64);
-        let granted = decisions().filter_map(|decision| decision.grant);
-        self.shared.metrics.add_granted_hits(self.worker, granted.map(|grant| u64::from(grant.hits.get())).sum());
+        for call in calls {
+            self.spawn_call(call, time.now);
+        }
+        let mut decisions = 0;
+        let mut granted_hits = 0;
+        for payment in &payments {
+            let Some(decision) = payment.decision else {
+                continue;
+            };
+            decisions += 1;
+            if let Some(grant) = decision.grant {
+                granted_hits += u64::from(grant.hits.get());
+            }
+        }
+        self.shared.metrics.add_lease_decisions(self.worker, decisions);
+        self.shared.metrics.add_granted_hits(self.worker, granted_hits);
         payments
     }
 
@@ -213,32 +223,39 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         charge: Charge,
         time: CallTime,
     ) -> HitDecisions {
-        let unpaid = hits.iter().zip(&payments).filter(|(_, payment)| payment.decision.is_none());
-        let remaining: SmallVec<[Hit<&Counter>; 2]> =
-            unpaid.map(|(hit, payment)| Hit { cost: hit.cost - payment.hits, ..*hit }).collect();
-        let decisions = self.apply_with_deny_cache(&remaining, charge, time).await;
-        let is_denied =
-            |(hit, decision): (&Hit<&Counter>, &Result<HitDecision, StoreError>)| hit.is_denied_by(decision);
-        let is_blocked = charge == Charge::All && remaining.iter().zip(&decisions).any(is_denied);
-        let mut decisions = decisions.into_iter();
-        let decide = |(hit, payment): (&Hit<&Counter>, LeasePayment)| {
+        let mut unpaid = SmallVec::<[Hit<&Counter>; 2]>::new();
+        for (hit, payment) in hits.iter().zip(&payments) {
+            if payment.decision.is_none() {
+                unpaid.push(Hit { cost: hit.cost - payment.hits, ..*hit });
+            }
+        }
+        let answers = self.apply_with_deny_cache(&unpaid, charge, time).await;
+        let is_blocked = charge == Charge::All && any_denied(&unpaid, &answers);
+        let mut answers = answers.into_iter();
+        let mut decisions = HitDecisions::with_capacity(hits.len());
+        for (hit, payment) in hits.iter().zip(payments) {
             let identity = self.shared.identity(hit);
             let decision = match payment.decision {
                 Some(decision) if is_blocked => from_lease(decision.rolled_back(payment.hits)),
                 Some(decision) => from_lease(decision),
-                None => next_answer(&mut decisions),
+                None => next_answer(&mut answers),
             };
-            if is_blocked || !decision.is_ok_and(|hit| hit.decision.allowed) {
-                let rollback = leases.restore(identity, &hit.counter.program, &payment);
-                rollback.into_iter().for_each(|call| self.spawn_call(call, time.now));
+            let is_allowed = decision.is_ok_and(|hit| hit.decision.allowed);
+            if (is_blocked || !is_allowed)
+                && let Some(rollback) = leases.restore(identity, &hit.counter.program, &payment)
+            {
+                self.spawn_call(rollback, time.now);
             }
-            if payment.decision.is_none() && hit.counter.consistency == Consistency::Leased {
-                let call = decision.ok().and_then(|decided| leases.consider_lease(identity, hit, &decided.decision));
-                call.into_iter().for_each(|call| self.spawn_call(call, time.now));
+            if payment.decision.is_none()
+                && hit.counter.consistency == Consistency::Leased
+                && let Ok(decided) = &decision
+                && let Some(call) = leases.consider_lease(identity, hit, &decided.decision)
+            {
+                self.spawn_call(call, time.now);
             }
-            decision
-        };
-        hits.iter().zip(payments).map(decide).collect()
+            decisions.push(decision);
+        }
+        decisions
     }
 
     /// Runs a store call in a separate task, which continues if the caller cancels its request.
@@ -266,7 +283,9 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     async fn execute(&self, call: &StoreCall, now: Micros) -> Option<StepOutcome> {
         let outcome = only_answer(self.store.step(&[call.hit.borrowed()], Charge::Each, now).await).ok();
         self.shared.metrics.add_store_call(self.worker, call, outcome.as_ref());
-        if let Some(deny_cache) = self.shared.deny_cache.as_ref().filter(|_| call.hit.action.releases()) {
+        if call.hit.action.releases()
+            && let Some(deny_cache) = &self.shared.deny_cache
+        {
             deny_cache.invalidate(call.identity);
         }
         outcome
@@ -293,24 +312,24 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Makes all store calls concurrently, so that they share batches.
     async fn run_calls(&self, lease_calls: Vec<StoreCall>, reports: Vec<StoreCall>, now: Micros) {
-        let lease_calls = join_all(lease_calls.into_iter().map(|call| self.run_call(call, now)));
-        let reports = self
-            .shared
-            .eventual_counters
-            .as_ref()
-            .map(|counters| join_all(reports.into_iter().map(|call| self.run_report(counters, call, now))));
-        tokio::join!(lease_calls, async {
-            if let Some(reports) = reports {
-                reports.await;
+        let run_lease_calls = join_all(lease_calls.into_iter().map(|call| self.run_call(call, now)));
+        let run_reports = async {
+            if let Some(counters) = &self.shared.eventual_counters {
+                join_all(reports.into_iter().map(|call| self.run_report(counters, call, now))).await;
             }
-        });
+        };
+        tokio::join!(run_lease_calls, run_reports);
     }
 
     /// Decides hits from the deny cache or in the store.
     async fn apply_with_deny_cache(&self, hits: &[Hit<&Counter>], charge: Charge, time: CallTime) -> HitDecisions {
         let Some(deny_cache) = &self.shared.deny_cache else {
             let outcomes = self.store.step(hits, charge, time.now).await;
-            return hits.iter().zip(outcomes).map(|(hit, outcome)| Ok(outcome?.explain(hit).into())).collect();
+            let mut decisions = HitDecisions::with_capacity(hits.len());
+            for (hit, outcome) in hits.iter().zip(outcomes) {
+                decisions.push(outcome.map(|outcome| outcome.explain(hit).into()));
+            }
+            return decisions;
         };
         // Most requests have one hit. This branch makes their future small while it waits, and denials from the cache
         // cheap.
@@ -327,6 +346,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         Box::pin(self.apply_several(deny_cache, hits, charge, time)).await
     }
 
+    /// Decides several hits from the deny cache or in the store.
     async fn apply_several(
         &self,
         deny_cache: &DenyCache,
@@ -336,9 +356,9 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     ) -> HitDecisions {
         let lookups: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.shared.identity(hit))).collect();
         let cached = deny_cache.cached(hits, lookups, time.local);
-        let denials = || cached.iter().map(|cached| cached.denial);
-        self.shared.metrics.add_deny_cache_denials(self.worker, denials().flatten().count() as u64);
-        if let Some(all) = denials().map(|denial| denial.map(from_deny_cache)).collect() {
+        let denials = cached.iter().filter(|cached| cached.denial.is_some()).count();
+        self.shared.metrics.add_deny_cache_denials(self.worker, denials as u64);
+        if let Some(all) = cached.iter().map(|cached| cached.denial.map(from_deny_cache)).collect() {
             return all;
         }
         self.apply_uncached(deny_cache, cached, charge, time).await
@@ -375,6 +395,11 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         }
         decisions
     }
+}
+
+/// Returns `true` if one of these hits prevents every take of its request under [`Charge::All`].
+fn any_denied(hits: &[Hit<&Counter>], answers: &[Result<HitDecision, StoreError>]) -> bool {
+    hits.iter().zip(answers).any(|(hit, answer)| hit.is_denied_by(answer))
 }
 
 fn from_lease(LeaseDecision { decision, grant }: LeaseDecision) -> Result<HitDecision, StoreError> {

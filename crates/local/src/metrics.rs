@@ -29,19 +29,18 @@ impl Metrics {
     /// Creates metrics at zero for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
-        let counter = || Counter::new(workers);
         Arc::new(Self {
-            deny_cache_denials: counter(),
-            lease_decisions: counter(),
-            leased_hits: counter(),
-            returned_hits: counter(),
-            granted_hits: counter(),
-            grant_used_hits: counter(),
-            grant_returned_hits: counter(),
-            grant_unreported_hits: counter(),
-            eventual_decisions: counter(),
-            eventual_reported_hits: counter(),
-            eventual_lost_hits: counter(),
+            deny_cache_denials: Counter::new(workers),
+            lease_decisions: Counter::new(workers),
+            leased_hits: Counter::new(workers),
+            returned_hits: Counter::new(workers),
+            granted_hits: Counter::new(workers),
+            grant_used_hits: Counter::new(workers),
+            grant_returned_hits: Counter::new(workers),
+            grant_unreported_hits: Counter::new(workers),
+            eventual_decisions: Counter::new(workers),
+            eventual_reported_hits: Counter::new(workers),
+            eventual_lost_hits: Counter::new(workers),
         })
     }
 
@@ -94,43 +93,83 @@ impl Metrics {
 
     /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        let register = |name, description, counter: fn(&Self) -> &Counter| {
-            let this = Arc::clone(self);
-            observe_counter(meter, name, description, move || counter(&this).get());
-        };
-        let denials = "Number of counter operations denied from the deny cache";
-        register("sluicegate_deny_cache_denials_total", denials, |metrics| &metrics.deny_cache_denials);
-        let decided = "Number of counter operations decided from a lease";
-        register("sluicegate_lease_decisions_total", decided, |metrics| &metrics.lease_decisions);
-        register("sluicegate_lease_hits_total", "Number of hits taken from the store for leases", |metrics| {
-            &metrics.leased_hits
-        });
-        register("sluicegate_grant_hits_total", "Number of leased hits granted to callers", |metrics| {
-            &metrics.granted_hits
-        });
-        register(
+        self.observe_counter(
+            meter,
+            "sluicegate_deny_cache_denials_total",
+            "Number of counter operations denied from the deny cache",
+            |metrics| &metrics.deny_cache_denials,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_lease_decisions_total",
+            "Number of counter operations decided from a lease",
+            |metrics| &metrics.lease_decisions,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_lease_hits_total",
+            "Number of hits taken from the store for leases",
+            |metrics| &metrics.leased_hits,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_grant_hits_total",
+            "Number of leased hits granted to callers",
+            |metrics| &metrics.granted_hits,
+        );
+        self.observe_counter(
+            meter,
             "sluicegate_grant_reported_hits_total",
             "Number of granted hits that callers reported as used",
             |metrics| &metrics.grant_used_hits,
         );
-        register(
+        self.observe_counter(
+            meter,
             "sluicegate_grant_returned_hits_total",
             "Number of granted hits that callers returned unused",
             |metrics| &metrics.grant_returned_hits,
         );
-        let unreported = "Number of granted hits that no caller reported in time";
-        register("sluicegate_grant_unreported_hits_total", unreported, |metrics| &metrics.grant_unreported_hits);
-        let decided = "Number of counter operations decided from an eventual counter";
-        register("sluicegate_eventual_decisions_total", decided, |metrics| &metrics.eventual_decisions);
-        register(
+        self.observe_counter(
+            meter,
+            "sluicegate_grant_unreported_hits_total",
+            "Number of granted hits that no caller reported in time",
+            |metrics| &metrics.grant_unreported_hits,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_eventual_decisions_total",
+            "Number of counter operations decided from an eventual counter",
+            |metrics| &metrics.eventual_decisions,
+        );
+        self.observe_counter(
+            meter,
             "sluicegate_eventual_reported_hits_total",
             "Number of hits that eventual counters reported to the store",
             |metrics| &metrics.eventual_reported_hits,
         );
-        let lost = "Number of hits of eventual counters that the store may not have counted";
-        register("sluicegate_eventual_lost_hits_total", lost, |metrics| &metrics.eventual_lost_hits);
-        register("sluicegate_lease_returned_hits_total", "Number of leased hits returned to the store", |metrics| {
-            &metrics.returned_hits
-        });
+        self.observe_counter(
+            meter,
+            "sluicegate_eventual_lost_hits_total",
+            "Number of hits of eventual counters that the store may not have counted",
+            |metrics| &metrics.eventual_lost_hits,
+        );
+        self.observe_counter(
+            meter,
+            "sluicegate_lease_returned_hits_total",
+            "Number of leased hits returned to the store",
+            |metrics| &metrics.returned_hits,
+        );
+    }
+
+    /// Registers one of the counters with the meter.
+    fn observe_counter(
+        self: &Arc<Self>,
+        meter: &dyn Meter,
+        name: &'static str,
+        description: &'static str,
+        counter: fn(&Self) -> &Counter,
+    ) {
+        let this = Arc::clone(self);
+        observe_counter(meter, name, description, move || counter(&this).get());
     }
 }

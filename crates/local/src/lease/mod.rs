@@ -103,11 +103,18 @@ impl Lease {
         let held = self.held.as_mut()?;
         let hits = demand.min(held.remaining / 2);
         let ttl = held.ends_at.saturating_sub(now).min(max_ttl);
-        let is_possible = hits >= MIN_GRANT && self.grants.len() < MAX_GRANTS && !ttl.is_zero();
-        let hits = NonZeroU32::new(u32::try_from(hits).ok()?).filter(|_| is_possible)?;
+        if hits < MIN_GRANT || self.grants.len() >= MAX_GRANTS || ttl.is_zero() {
+            return None;
+        }
+        let hits = NonZeroU32::new(u32::try_from(hits).ok()?)?;
         held.remaining -= u64::from(hits.get());
-        let (taken_at, counts_until) = (held.taken_at, held.counts_until(program));
-        self.grants.push(ActiveGrant { id, hits: hits.get().into(), ends_at: now + ttl, taken_at, counts_until });
+        self.grants.push(ActiveGrant {
+            id,
+            hits: hits.get().into(),
+            ends_at: now + ttl,
+            taken_at: held.taken_at,
+            counts_until: held.counts_until(program),
+        });
         Some(Grant { hits, ttl: Micros::new(u64::try_from(ttl.as_micros()).ok()?), id })
     }
 
@@ -129,7 +136,10 @@ impl Lease {
 
     /// Removes a grant that was not delivered to its caller, and returns its number of hits.
     pub(crate) fn revoke(&mut self, id: u64) -> u64 {
-        self.remove_grant(id).map_or(0, |grant| grant.hits)
+        match self.remove_grant(id) {
+            Some(grant) => grant.hits,
+            None => 0,
+        }
     }
 
     /// Removes the unreported grants that ended before `before`, and returns their number of hits.
@@ -137,7 +147,9 @@ impl Lease {
         let mut hits = 0;
         self.grants.retain(|grant| {
             let is_expired = grant.ends_at < before;
-            hits += if is_expired { grant.hits } else { 0 };
+            if is_expired {
+                hits += grant.hits;
+            }
             !is_expired
         });
         hits
@@ -166,7 +178,10 @@ impl Lease {
 
     /// Takes all held hits, for a hit that costs more, and returns their number.
     pub(crate) fn take_all(&mut self, now: Duration) -> u64 {
-        self.held.as_mut().filter(|held| now < held.ends_at).map_or(0, |held| std::mem::take(&mut held.remaining))
+        match &mut self.held {
+            Some(held) if now < held.ends_at => std::mem::take(&mut held.remaining),
+            _ => 0,
+        }
     }
 
     /// Returns the store time at which the held hits were taken, which identifies the lease of a hit.
@@ -179,12 +194,12 @@ impl Lease {
     /// Returns the hits for a rollback in the store if the lease holds no hits of the same window or grid step.
     pub(crate) fn restore(&mut self, program: &Program, hits: u64, taken_at: Micros) -> Option<Return> {
         let ends_at = program.lease_ends(taken_at);
-        match self.held.as_mut().filter(|held| program.lease_ends(held.taken_at) == ends_at) {
-            Some(held) => {
+        match &mut self.held {
+            Some(held) if program.lease_ends(held.taken_at) == ends_at => {
                 held.remaining = held.remaining.saturating_add(hits);
                 None
             }
-            None => Some(Return { hits, taken_at }),
+            _ => Some(Return { hits, taken_at }),
         }
     }
 
@@ -254,8 +269,11 @@ impl Lease {
 
     /// Removes and returns the held hits, if the lease has ended or has had no take since `idle_since`.
     pub(crate) fn return_idle(&mut self, program: &Program, now: Duration, idle_since: Duration) -> Option<Return> {
-        let is_due = self.held.as_ref().is_some_and(|held| now >= held.ends_at || self.last_take < idle_since);
-        self.held.take_if(|_| is_due)?.into_return(program, now)
+        let held = self.held.as_ref()?;
+        if now < held.ends_at && self.last_take >= idle_since {
+            return None;
+        }
+        self.held.take()?.into_return(program, now)
     }
 
     /// Returns `true` if the lease has no hits, no grants and no call in progress, and has had no take since `since`.
@@ -285,7 +303,10 @@ impl Lease {
     }
 
     fn held_hits(&self) -> u64 {
-        self.held.as_ref().map_or(0, |held| held.remaining)
+        match &self.held {
+            Some(held) => held.remaining,
+            None => 0,
+        }
     }
 }
 
@@ -331,7 +352,8 @@ impl DemandRate {
             self.average_x16 = (self.average_x16 + self.hits.saturating_mul(16)) / 2;
             self.average_x16 =
                 self.average_x16.checked_shr(u32::try_from(elapsed - 1).unwrap_or(u32::MAX)).unwrap_or(0);
-            (self.interval, self.hits) = (number, 0);
+            self.interval = number;
+            self.hits = 0;
         }
         self.hits = self.hits.saturating_add(hits);
     }
