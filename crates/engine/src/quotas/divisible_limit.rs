@@ -29,12 +29,13 @@ impl TokenBucket {
 
     /// Returns the same bucket with a token less if Envoy would take it for `former`: it ignores a different interval.
     fn after(self, former: Option<Self>) -> Self {
-        let looks_same = |former: Self| {
-            (former.max_tokens, former.tokens) == (self.max_tokens, self.tokens)
-                && former.interval_secs != self.interval_secs
-        };
-        let tokens = if former.is_some_and(looks_same) { self.tokens.saturating_sub(1).max(1) } else { self.tokens };
-        Self { tokens, ..self }
+        if let Some(former) = former
+            && (former.max_tokens, former.tokens) == (self.max_tokens, self.tokens)
+            && former.interval_secs != self.interval_secs
+        {
+            return Self { tokens: self.tokens.saturating_sub(1).max(1), ..self };
+        }
+        self
     }
 
     /// Returns the tokens per second.
@@ -52,14 +53,27 @@ impl TokenBucket {
     /// bucket is full; another one keeps the part of its tokens.
     pub(super) fn tokens_after(&self, former: Option<Self>, tokens: f64) -> f64 {
         let max_tokens = f64::from(self.max_tokens);
-        former.map_or(max_tokens, |former| (tokens / f64::from(former.max_tokens) * max_tokens).min(max_tokens))
+        match former {
+            Some(former) => (tokens / f64::from(former.max_tokens) * max_tokens).min(max_tokens),
+            None => max_tokens,
+        }
+    }
+
+    /// Returns the largest number of requests that the bucket admits in this time after it has replaced `former`, which
+    /// contained `tokens`.
+    pub(super) fn max_admitted_after(&self, former: Option<Self>, tokens: f64, time: Micros) -> u64 {
+        self.max_admitted(self.tokens_after(former, tokens), time)
     }
 
     /// Returns whether both buckets admit nearly the same, so that one need not replace the other.
     fn is_similar(&self, other: &Self) -> bool {
-        let are_close = |a: f64, b: f64, ratio: f64| a <= b * ratio && b <= a * ratio;
         are_close(self.max_tokens.into(), other.max_tokens.into(), 2.0) && are_close(self.rate(), other.rate(), 1.25)
     }
+}
+
+/// Returns whether each number is at most the other one times `ratio`.
+fn are_close(a: f64, b: f64, ratio: f64) -> bool {
+    a <= b * ratio && b <= a * ratio
 }
 
 /// When the hits of a quota are counted.
@@ -109,7 +123,8 @@ impl DivisibleLimit {
     pub(super) fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
         let algorithm = applied.limit.algorithm();
         let spec = algorithm.spec().filter(|spec| spec.queue.is_none())?;
-        let (requests, window) = (u64::from(applied.limit.requests()), applied.limit.measure().window());
+        let requests = u64::from(applied.limit.requests());
+        let window = applied.limit.measure().window();
         let is_long = window.get() >= MIN_LIFETIMES * ttl.get();
         let prepayment = match algorithm {
             Algorithm::FixedWindow(_) if is_long => Prepayment::Lifetime,
@@ -117,12 +132,13 @@ impl DivisibleLimit {
             _ if is_long && spec.burst.is_none() => Prepayment::FreeSecond,
             _ => Prepayment::Second,
         };
-        let default_burst = match prepayment {
-            Prepayment::Lifetime => requests,
+        let burst = match (spec.burst, prepayment) {
+            (Some(burst), _) => burst.into(),
+            (None, Prepayment::Lifetime) => requests,
             // The hits of a second.
-            _ => (requests * 1_000_000).div_ceil(window.get().max(1)).max(MIN_TOKENS).min(requests),
+            (None, _) => (requests * 1_000_000).div_ceil(window.get().max(1)).max(MIN_TOKENS).min(requests),
         };
-        Some(Self { requests, window, burst: spec.burst.map_or(default_burst, u64::from), prepayment })
+        Some(Self { requests, window, burst, prepayment })
     }
 
     /// Returns the demand in millionths of the limit.
@@ -135,7 +151,10 @@ impl DivisibleLimit {
 
     /// Returns the share of a caller's quota in millionths of the limit, or 0 without a token bucket.
     pub(super) fn share(&self, held: &HeldQuota) -> u64 {
-        held.token_bucket().map_or(0, |bucket| self.demand(Some(bucket.rate())))
+        match held.token_bucket() {
+            Some(bucket) => self.demand(Some(bucket.rate())),
+            None => 0,
+        }
     }
 
     /// Returns the hits per second.
@@ -147,15 +166,21 @@ impl DivisibleLimit {
     pub(super) fn token_bucket(&self, share: u64, former: Option<TokenBucket>, remaining: u64) -> TokenBucket {
         let whole = Assignments::WHOLE;
         let smallest = MIN_TOKENS.min(self.burst);
-        let former_tokens = former.map_or(0, |former| u64::from(former.max_tokens));
+        let former_tokens: u64 = match former {
+            Some(former) => former.max_tokens.into(),
+            None => 0,
+        };
         let part = (u128::from(self.burst) * u128::from(share) / u128::from(whole)) as u64;
         let max_tokens = part.min(former_tokens.saturating_add(remaining)).max(smallest);
         let next = TokenBucket::new(max_tokens, self.rate() * share as f64 / whole as f64);
         // Only the capacity would change: the burst of shares that other callers have or leave.
-        let same_rate = |former: &TokenBucket| {
-            (former.tokens, former.interval_secs) == (next.tokens, next.interval_secs) && former.is_similar(&next)
-        };
-        former.filter(same_rate).unwrap_or(next.after(former))
+        if let Some(former) = former
+            && (former.tokens, former.interval_secs) == (next.tokens, next.interval_secs)
+            && former.is_similar(&next)
+        {
+            return former;
+        }
+        next.after(former)
     }
 
     /// Returns the token bucket of a share, in millionths, if all its requests are counted in advance. Returns `None`
@@ -178,16 +203,24 @@ impl DivisibleLimit {
         let share = share as f64 / Assignments::WHOLE as f64;
         let smallest = MIN_TOKENS.min(free).max(1);
         let part = self.burst.min(free) as f64 * share;
-        let rate = self.rate() * share;
-        // Hits that others have not used until now may be used faster.
-        let unused = part / seconds(lifetime + SPENDING_TIME);
-        let rate = rate.max(demand.map_or(0.0, |demand| unused.min(HEADROOM * demand)));
+        let mut rate = self.rate() * share;
+        if let Some(demand) = demand {
+            // Hits that others have not used until now may be used faster.
+            let unused = part / seconds(lifetime + SPENDING_TIME);
+            rate = rate.max(unused.min(HEADROOM * demand));
+        }
         let burst = (part as u64 / BURST_DIVISOR).max(smallest);
-        let tokens_of = |bucket: &TokenBucket| bucket.tokens_after(former, tokens);
-        let affordable = (free as f64 - tokens_of(&TokenBucket::new(burst, rate))) / seconds(lifetime).max(1.0);
+        let first_tokens = TokenBucket::new(burst, rate).tokens_after(former, tokens);
+        let affordable = (free as f64 - first_tokens) / seconds(lifetime).max(1.0);
         let next = TokenBucket::new(burst, rate.min(affordable));
-        let fits = |bucket: &TokenBucket| bucket.max_admitted(tokens_of(bucket), lifetime) <= free;
-        former.filter(|former| former.is_similar(&next) && fits(former)).or(Some(next.after(former)).filter(fits))
+        if let Some(kept) = former
+            && kept.is_similar(&next)
+            && kept.max_admitted_after(former, tokens, lifetime) <= free
+        {
+            return Some(kept);
+        }
+        let next = next.after(former);
+        if next.max_admitted_after(former, tokens, lifetime) <= free { Some(next) } else { None }
     }
 }
 

@@ -96,7 +96,10 @@ impl HeldQuota {
     /// Returns whether [`Engine::prepay`] has to count hits.
     #[must_use]
     pub fn is_payment_due(&self, now: Micros) -> bool {
-        let Some(bucket) = self.token_bucket().filter(|_| self.prepaid.has_counter() && now < self.ends_at) else {
+        if !self.prepaid.has_counter() || now >= self.ends_at {
+            return false;
+        }
+        let Some(bucket) = self.token_bucket() else {
             return false;
         };
         match self.prepaid.window_end {
@@ -134,6 +137,11 @@ pub const REVIEW_TIME: Micros = Micros::from_secs(2);
 impl Assignment {
     fn blanket(quota: Quota) -> Self {
         Self { quota, tokens: 0.0, prepaid: Prepaid::default(), share: None, lifetime: None, review_in: None }
+    }
+
+    /// Returns a quota without requests, which is reviewed after `review_in`.
+    fn denial(prepaid: Prepaid, review_in: Micros) -> Self {
+        Self { prepaid, review_in: Some(review_in), ..Self::blanket(Quota::DenyAll) }
     }
 
     fn bucket(bucket: TokenBucket, tokens: f64) -> Self {
@@ -285,7 +293,9 @@ impl<S: Store> Engine<S> {
         let mut held = report.held;
         let unpaid = counter.spend(&mut held, report, now);
         // The bucket of a quota that has ended is not replaced, so the next one begins full.
-        held.quota = held.quota.filter(|_| now < held.ends_at);
+        if now >= held.ends_at {
+            held.quota = None;
+        }
         // The last part of a long report is all that still counts in a short window.
         let elapsed = report.elapsed.max(limit.window).get();
         let counted = (u128::from(unpaid) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
@@ -315,16 +325,15 @@ impl<S: Store> Engine<S> {
         let lifetime = if share.millionths > 0 { share.lifetime.min(report.lifetime) } else { report.lifetime };
         let share = Share { lifetime, ..share };
         let assignment = match limit.prepayment {
-            _ if limit.requests == 0 => {
-                Assignment { review_in: Some(decision.next), ..Assignment::blanket(Quota::DenyAll) }
-            }
+            _ if limit.requests == 0 => Assignment::denial(Prepaid::default(), decision.next),
             Prepayment::Lifetime => self.assign_counted(&counter, report, held, share, decision, now).await,
             Prepayment::Window | Prepayment::Second | Prepayment::FreeSecond => {
                 self.assign_part(&counter, report, held, share.millionths, decision, now).await
             }
         };
         let is_elastic = applied.rule.is_some_and(|rule| rule.elastic.is_some());
-        let ends_soon = (lifetime < report.ttl + DELIVERY_TIME).then(|| lifetime - DELIVERY_TIME - REVIEW_TIME);
+        let ends_soon =
+            if lifetime < report.ttl + DELIVERY_TIME { Some(lifetime - DELIVERY_TIME - REVIEW_TIME) } else { None };
         let reviews = [assignment.review_in, is_elastic.then_some(SECOND), share.more_in, ends_soon];
         let review_in = reviews.into_iter().flatten().min();
         Ok(Some(Assignment { share: Some(share.millionths), lifetime: Some(lifetime), review_in, ..assignment }))
@@ -343,25 +352,29 @@ impl<S: Store> Engine<S> {
         let lifetime = decision.reset.min(share.lifetime);
         let share = share.millionths;
         let former = held.token_bucket();
-        let size = |free| counter.limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
+        let limit = &counter.limit;
         let mut prepaid = Prepaid { counter: counter.number, window_end: now + decision.reset, ..held.prepaid };
         let paid = prepaid.hits.unsigned_abs();
-        let mut next = size(decision.remaining + paid);
-        let tokens_of = |bucket: TokenBucket| bucket.tokens_after(former, held.tokens);
-        let mut needed = next.map_or(0, |bucket| bucket.max_admitted(tokens_of(bucket), lifetime));
+        let free = decision.remaining + paid;
+        let mut next = limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
+        let mut needed = match next {
+            Some(bucket) => bucket.max_admitted_after(former, held.tokens, lifetime),
+            None => 0,
+        };
         if !self.count_missing(counter, &mut prepaid, needed, false, now).await {
-            next = size(paid);
+            next = limit.counted_token_bucket(share, former, paid, held.tokens, report.demand, lifetime);
             needed = paid;
         }
         let returned = prepaid.unneeded(needed, next != former, now, held.ends_at.max(now));
         if returned > 0 && self.pay(counter, Action::Refund, returned, false, now).await.is_ok() {
             prepaid.spend(returned);
         }
-        let denied = || if share == 0 || decision.remaining > 0 { SECOND } else { decision.next };
-        match next {
-            Some(bucket) => Assignment { prepaid, ..Assignment::bucket(bucket, tokens_of(bucket)) },
-            None => Assignment { prepaid, review_in: Some(denied()), ..Assignment::blanket(Quota::DenyAll) },
-        }
+        let Some(bucket) = next else {
+            let review_in = if share == 0 || decision.remaining > 0 { SECOND } else { decision.next };
+            return Assignment::denial(prepaid, review_in);
+        };
+        let tokens = bucket.tokens_after(former, held.tokens);
+        Assignment { prepaid, ..Assignment::bucket(bucket, tokens) }
     }
 
     /// Returns the next quota of another limit: a part of its rate and of its burst.
@@ -374,15 +387,11 @@ impl<S: Store> Engine<S> {
         decision: &Decision,
         now: Micros,
     ) -> Assignment {
-        let (limit, former) = (&counter.limit, held.token_bucket());
+        let limit = &counter.limit;
+        let former = held.token_bucket();
         let mut prepaid = Prepaid { counter: counter.number, window_end: Micros::ZERO, ..held.prepaid };
-        let denied = |prepaid, review_in| Assignment {
-            prepaid,
-            review_in: Some(review_in),
-            ..Assignment::blanket(Quota::DenyAll)
-        };
         if share == 0 {
-            return denied(prepaid, SECOND);
+            return Assignment::denial(prepaid, SECOND);
         }
         let bucket = limit.token_bucket(share, former, decision.remaining);
         let mut until = now + SECOND;
@@ -401,7 +410,7 @@ impl<S: Store> Engine<S> {
         let is_counted = self.count_missing(counter, &mut prepaid, needed, false, now).await;
         let is_used_up = if former.is_some() { prepaid.is_used_up(&bucket, needed) } else { !is_counted };
         if limit.prepayment == Prepayment::FreeSecond && is_used_up {
-            return denied(prepaid, decision.next);
+            return Assignment::denial(prepaid, decision.next);
         }
         Assignment { prepaid, ..Assignment::bucket(bucket, tokens) }
     }
@@ -410,28 +419,39 @@ impl<S: Store> Engine<S> {
     ///
     /// Returns the counted hits, and whether the quota must be computed again because the limit is used up.
     pub async fn prepay(&self, report: &BucketReport<'_>, now: Micros) -> (Prepaid, bool) {
-        let (snapshot, descriptor) = (&*self.rules.load(), report.descriptor());
-        let (mut prepaid, held) = (report.held.prepaid, &report.held);
+        let snapshot = &*self.rules.load();
+        let descriptor = report.descriptor();
+        let held = &report.held;
+        let mut prepaid = held.prepaid;
         let Match::Limited(applied) = self.find_match(snapshot, report.domain, &descriptor, now) else {
             return (prepaid, true);
         };
         let Ok(counter) = self.shared_counter(snapshot, report, applied) else {
             return (prepaid, true);
         };
-        let Some(bucket) = held.token_bucket().filter(|_| prepaid.counter == counter.number) else {
+        if prepaid.counter != counter.number {
+            return (prepaid, true);
+        }
+        let Some(bucket) = held.token_bucket() else {
             return (prepaid, true);
         };
         let window_start = prepaid.window_end;
         let window_end = window_start + counter.limit.window;
-        let (needed, next) = match counter.limit.prepayment {
-            Prepayment::Second | Prepayment::FreeSecond => (held.max_admitted(&bucket, now + SECOND), Micros::ZERO),
-            Prepayment::Window => (held.max_admitted(&bucket, window_end), window_end),
+        let needed = match counter.limit.prepayment {
+            Prepayment::Second | Prepayment::FreeSecond => {
+                prepaid.window_end = Micros::ZERO;
+                held.max_admitted(&bucket, now + SECOND)
+            }
+            Prepayment::Window => {
+                prepaid.window_end = window_end;
+                held.max_admitted(&bucket, window_end)
+            }
             Prepayment::Lifetime => {
+                prepaid.window_end = window_end;
                 prepaid.hits = 0;
-                (bucket.max_admitted(f64::MAX, held.ends_at.min(window_end) - window_start), window_end)
+                bucket.max_admitted(f64::MAX, held.ends_at.min(window_end) - window_start)
             }
         };
-        prepaid.window_end = next;
         let is_counted = self.count_missing(&counter, &mut prepaid, needed, true, now).await;
         let is_used_up = match counter.limit.prepayment {
             Prepayment::Window | Prepayment::Second => false,
@@ -462,7 +482,9 @@ impl<S: Store> Engine<S> {
             } else if counter.limit.prepayment == Prepayment::FreeSecond && decision.remaining > 0 {
                 let part = decision.remaining.min(missing);
                 let paid = self.pay(counter, Action::Take, part, is_ahead, now).await;
-                prepaid.add(if paid.is_ok_and(|paid| paid.allowed) { part } else { 0 });
+                if paid.is_ok_and(|paid| paid.allowed) {
+                    prepaid.add(part);
+                }
             }
         }
         prepaid.missing(needed) == 0
@@ -470,7 +492,9 @@ impl<S: Store> Engine<S> {
 
     /// Returns the hits that a caller has not used to the counter, when its quota has ended.
     pub async fn return_unused(&self, report: &BucketReport<'_>, now: Micros) {
-        let (snapshot, descriptor, prepaid) = (&*self.rules.load(), report.descriptor(), report.held.prepaid);
+        let snapshot = &*self.rules.load();
+        let descriptor = report.descriptor();
+        let prepaid = report.held.prepaid;
         if !prepaid.is_returnable(now) {
             return;
         }
@@ -495,12 +519,12 @@ impl<S: Store> Engine<S> {
         now: Micros,
     ) -> Result<Decision, StoreError> {
         let algorithm = counter.applied.limit.algorithm();
-        let recording = || algorithm.recording().into();
+        let recording = Program::from(algorithm.recording());
         let program = match counter.limit.prepayment {
             Prepayment::FreeSecond if !algorithm.counts_denied() => Program::Limit(*algorithm),
             // Denied hits are not counted.
-            Prepayment::Lifetime | Prepayment::FreeSecond => algorithm.leasing().unwrap_or_else(recording),
-            Prepayment::Window | Prepayment::Second => recording(),
+            Prepayment::Lifetime | Prepayment::FreeSecond => algorithm.leasing().unwrap_or(recording),
+            Prepayment::Window | Prepayment::Second => recording,
         };
         let stored = counter.stored(counter.key.clone(), program);
         let hit = Hit { action, is_ahead, ..stored.take(hits) };
