@@ -20,7 +20,7 @@ use std::{
 
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::{
-    Counter, Instrument, Label, Meter, Striped, Totals, WorkerId, observe_counter, observe_gauge,
+    Counter, Instrument, Label, LabelValue, Meter, Striped, Totals, WorkerId, observe_counter, observe_gauge,
 };
 use sluicegate_rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment};
 
@@ -38,13 +38,20 @@ pub struct StatisticsSettings {
 }
 
 type SeriesMap = HashMap<String, Arc<Series>>;
-/// Identifies a rule across reloads: its labels, its classes, as a level may have the name of a class, and whether its
-/// labels are dynamic.
-type RuleKey = (Labels, Box<[String]>, bool);
+
+/// Identifies a rule across reloads.
+#[derive(PartialEq, Eq, Hash)]
+struct RuleKey {
+    labels: Labels,
+    /// The names under which its classes are counted. They are part of the key because a level may have the name of a
+    /// class.
+    classes: Box<[String]>,
+    dynamic_labels: bool,
+}
 
 /// Returns the series of the rules without dynamic labels.
 fn exported(rules: &HashMap<RuleKey, RuleStatistics>) -> impl Iterator<Item = &Arc<Series>> {
-    rules.iter().filter(|((_, _, is_dynamic), _)| !is_dynamic).map(|(_, rule)| &rule.series)
+    rules.iter().filter(|(key, _)| !key.dynamic_labels).map(|(_, rule)| &rule.series)
 }
 
 /// The statistics of one rule.
@@ -54,6 +61,33 @@ pub(super) struct RuleStatistics {
     pub(super) series: Arc<Series>,
     /// Hits per class, for rules with classes and rules that shed.
     pub(super) shedding: Option<Arc<Shedding>>,
+}
+
+impl RuleStatistics {
+    fn new(rule: &Rule, classes: &[String], workers: usize) -> Self {
+        let shedding = if is_counted_by_class(rule) {
+            Some(Arc::new(Shedding::new(Arc::clone(&rule.labels), classes.iter().cloned(), workers)))
+        } else {
+            None
+        };
+        Self { series: Arc::new(Series::new(&rule.labels, workers)), shedding }
+    }
+}
+
+/// Returns whether the hits of a rule are also counted by class: those of rules with classes and of rules that shed.
+fn is_counted_by_class(rule: &Rule) -> bool {
+    rule.sheds || !rule.classes.is_empty()
+}
+
+/// Returns the names under which a rule's classes are counted: the listed classes, then one name for all others.
+fn class_names(rule: &Rule) -> Vec<String> {
+    if !is_counted_by_class(rule) {
+        return Vec::new();
+    }
+    let others = if rule.classes.is_empty() { "all" } else { "other" };
+    let mut names: Vec<String> = rule.classes.iter().map(ToString::to_string).collect();
+    names.push(others.to_owned());
+    names
 }
 
 /// Statistics by rule.
@@ -111,33 +145,30 @@ impl Statistics {
         let mut current = lock(&self.rules);
         let mut previous = std::mem::take(&mut *current);
         current.reserve(rules.len());
-        let statistics_of = |rule: &mut Rule| {
-            let id = (Arc::clone(&rule.labels), self.class_names(rule).into(), rule.dynamic_labels);
-            if let Some(statistics) = current.get(&id) {
-                return statistics.clone();
+        let mut all = Vec::with_capacity(rules.len());
+        for rule in rules {
+            let key = RuleKey {
+                labels: Arc::clone(&rule.labels),
+                classes: class_names(rule).into(),
+                dynamic_labels: rule.dynamic_labels,
+            };
+            if let Some(statistics) = current.get(&key) {
+                all.push(statistics.clone());
+                continue;
             }
-            let (id, statistics) = previous.remove_entry(&id).unwrap_or_else(|| {
-                let shedding = || Shedding::new(Arc::clone(&rule.labels), id.1.iter().cloned(), self.workers);
-                let sheds = rule.sheds || !rule.classes.is_empty();
-                let shedding = sheds.then(|| Arc::new(shedding()));
-                let series = Arc::new(Series::new(&rule.labels, self.workers));
-                (id, RuleStatistics { series, shedding })
-            });
+            let (key, statistics) = match previous.remove_entry(&key) {
+                Some(former) => former,
+                None => {
+                    let statistics = RuleStatistics::new(rule, &key.classes, self.workers);
+                    (key, statistics)
+                }
+            };
             // Equal labels are shared, also between the previous and the new set.
-            rule.labels = Arc::clone(&id.0);
-            current.insert(id, statistics.clone());
-            statistics
-        };
-        rules.iter_mut().map(statistics_of).collect()
-    }
-
-    /// Returns the names under which a rule's classes are counted: the listed classes, then one name for all others.
-    fn class_names(&self, rule: &Rule) -> Vec<String> {
-        let others = if rule.classes.is_empty() { "all" } else { "other" };
-        match rule.sheds || !rule.classes.is_empty() {
-            true => rule.classes.iter().map(|class| &**class).chain([others]).map(str::to_owned).collect(),
-            false => Vec::new(),
+            rule.labels = Arc::clone(&key.labels);
+            current.insert(key, statistics.clone());
+            all.push(statistics);
         }
+        all
     }
 
     /// Returns the descriptors that no rule matches.
@@ -369,16 +400,36 @@ fn observe_series(
 ) {
     meter.register(Instrument::counter(name, description, move |observer| {
         for ((labels, protocol), value) in read() {
-            let labels = ["domain", "key1", "key2"].into_iter().zip(labels);
-            let labels = labels.map(|(name, label)| Label::new(name, label));
             let protocol = protocol.map(|protocol| Label::new("protocol", protocol));
-            observer.observe(value, labels.chain(protocol));
+            observer.observe(value, rule_labels(labels).chain(protocol));
         }
     }));
 }
 
-/// The metrics of each class by its labels: hits by outcome, and the time since which the class has been shed.
-type ByClass = BTreeMap<Vec<String>, ([u64; Outcome::ALL.len()], Option<Micros>)>;
+/// Returns the labels of a metric about a rule: its domain and two levels.
+pub(super) fn rule_labels(values: impl IntoIterator<Item = Arc<str>>) -> impl Iterator<Item = Label> {
+    named_labels(["domain", "key1", "key2"], values)
+}
+
+/// Returns labels with these names. Values without a name are dropped.
+fn named_labels<const N: usize, V: Into<LabelValue>>(
+    names: [&'static str; N],
+    values: impl IntoIterator<Item = V>,
+) -> impl Iterator<Item = Label> {
+    names.into_iter().zip(values).map(|(name, value)| Label::new(name, value))
+}
+
+/// The metrics of each class by its labels.
+type ByClass = BTreeMap<Vec<String>, ClassSums>;
+
+/// The metrics of one class, summed over the rules with the same labels.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct ClassSums {
+    /// Hits by outcome.
+    hits: [u64; Outcome::ALL.len()],
+    /// Time since which the class has been shed; `None` if it is not shed now.
+    shed_since: Option<Micros>,
+}
 
 impl Statistics {
     /// Registers the metrics per class.
@@ -388,11 +439,11 @@ impl Statistics {
             "sluicegate_class_hits_total",
             "Hits of rules with classes and of rules that shed, by class and outcome",
             move |observer| {
-                for (labels, (hits, _)) in this.by_class(Micros::ZERO) {
+                for (labels, sums) in this.by_class(Micros::ZERO) {
                     let labels = class_labels(labels);
-                    for (outcome, hits) in Outcome::ALL.into_iter().zip(hits) {
-                        let outcome = Label::new("outcome", outcome.name());
-                        observer.observe(hits, labels.iter().cloned().chain([outcome]));
+                    for outcome in Outcome::ALL {
+                        let name = Label::new("outcome", outcome.name());
+                        observer.observe(sums.hits[outcome as usize], labels.iter().cloned().chain([name]));
                     }
                 }
             },
@@ -402,8 +453,12 @@ impl Statistics {
             "sluicegate_shedding_since_timestamp_seconds",
             "Unix time in seconds at which a class began to be shed; 0 while it is not shed",
             move |observer| {
-                for (labels, (_, since)) in this.by_class(now()) {
-                    observer.observe(since.map_or(0, Micros::floor_secs), class_labels(labels));
+                for (labels, sums) in this.by_class(now()) {
+                    let since = match sums.shed_since {
+                        Some(since) => since.floor_secs(),
+                        None => 0,
+                    };
+                    observer.observe(since, class_labels(labels));
                 }
             },
         ));
@@ -415,11 +470,13 @@ impl Statistics {
         let mut sums = ByClass::new();
         for shedding in all {
             for class in &shedding.classes {
-                let levels = shedding.labels.iter().take(3).map(|label| series::sanitize(label));
-                let labels = std::iter::once(class.name.clone()).chain(levels).collect();
-                let (hits, since) = sums.entry(labels).or_default();
-                Outcome::ALL.into_iter().zip(hits).for_each(|(outcome, sum)| *sum += class.hits(outcome));
-                *since = (*since).into_iter().chain(class.since(now)).min();
+                let mut labels = vec![class.name.clone()];
+                labels.extend(shedding.labels.iter().take(3).map(|label| series::sanitize(label)));
+                let sum = sums.entry(labels).or_default();
+                for outcome in Outcome::ALL {
+                    sum.hits[outcome as usize] += class.hits(outcome);
+                }
+                sum.shed_since = [sum.shed_since, class.since(now)].into_iter().flatten().min();
             }
         }
         sums
@@ -427,25 +484,33 @@ impl Statistics {
 }
 
 fn class_labels(labels: Vec<String>) -> Vec<Label> {
-    let names = ["class", "domain", "key1", "key2"].into_iter().zip(labels);
-    names.map(|(name, label)| Label::new(name, label)).collect()
+    named_labels(["class", "domain", "key1", "key2"], labels).collect()
 }
 
 /// Returns the labels of a rule that puts the caller's values into them.
 pub(super) fn labels(domain: &str, entries: &[Entry<'_>], rule: &Rule, path: &[&Node]) -> Vec<String> {
     let shared = path.iter().any(|node| matches!(node.segment, Segment::Shared(_)));
-    let level = |(entry, node): (&Entry<'_>, &&Node)| match &node.segment {
-        Segment::Shared(_) => node.label(),
-        _ if rule.detailed_metric && (!shared || !entry.value.is_empty()) => {
-            format!("{}_{}", entry.key, bounded(entry.value))
+    let mut labels = Vec::with_capacity(entries.len() + 2);
+    labels.push(domain.to_owned());
+    for (entry, node) in entries.iter().zip(path) {
+        // Modifier entries are no levels: a holder would create a series per request. A plan's label comes from the
+        // rule.
+        if node.modifier.is_some() {
+            continue;
         }
-        Segment::Any | Segment::Pattern(_) if node.value_to_metric => override_label(entry),
-        _ => node.label(),
-    };
-    // Modifier entries are no levels: a holder would create a series per request. A plan's label comes from the rule.
-    let levels = entries.iter().zip(path).filter(|(_, node)| node.modifier.is_none()).map(level);
-    let plan = rule.plan.as_ref().and_then(|_| rule.labels.last().map(ToString::to_string));
-    std::iter::once(domain.to_owned()).chain(levels).chain(plan).collect()
+        labels.push(match &node.segment {
+            Segment::Shared(_) => node.label(),
+            _ if rule.detailed_metric && (!shared || !entry.value.is_empty()) => {
+                format!("{}_{}", entry.key, bounded(entry.value))
+            }
+            Segment::Any | Segment::Pattern(_) if node.value_to_metric => override_label(entry),
+            _ => node.label(),
+        });
+    }
+    if rule.plan.is_some() {
+        labels.extend(rule.labels.last().map(ToString::to_string));
+    }
+    labels
 }
 
 /// Returns the labels of an override: every level with its value.

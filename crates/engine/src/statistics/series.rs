@@ -124,17 +124,24 @@ impl Series {
 
     /// Returns the sum over all workers for each protocol that was used: of calls, without a name, and of reports.
     pub(super) fn by_protocol(&self, count: Count) -> impl Iterator<Item = (Option<&'static str>, u64)> {
-        let sum = |series: &Self| {
-            let stripes = series.counts.get()?.iter();
-            Some(stripes.map(|stripe| stripe[count as usize].load(Relaxed)).sum())
-        };
-        let reports = self.reports.get().and_then(|reports| sum(reports));
-        [(None, sum(self)), (Some("rlqs"), reports)].into_iter().filter_map(|(protocol, sum)| Some((protocol, sum?)))
+        let calls = self.sum_of_calls(count).map(|sum| (None, sum));
+        let reports = self.reports.get().and_then(|reports| reports.sum_of_calls(count));
+        let reports = reports.map(|sum| (Some("rlqs"), sum));
+        [calls, reports].into_iter().flatten()
+    }
+
+    /// Returns the sum over all workers without the reports, or `None` if nothing was counted.
+    fn sum_of_calls(&self, count: Count) -> Option<u64> {
+        let stripes = self.counts.get()?.iter();
+        Some(stripes.map(|stripe| stripe[count as usize].load(Relaxed)).sum())
     }
 
     /// Returns the number of requests with at least one hit for each protocol, as [`Series::by_protocol`].
     pub(super) fn requests_by_protocol(&self) -> impl Iterator<Item = (Option<&'static str>, u64)> {
-        let extra_hits = self.extra_hits.get().map_or(0, Counter::get);
+        let extra_hits = match self.extra_hits.get() {
+            Some(extra_hits) => extra_hits.get(),
+            None => 0,
+        };
         // In a report, each hit is a request. Workers count while the two sums are read.
         self.by_protocol(Count::Total).map(move |(protocol, hits)| match protocol {
             None => (protocol, hits.saturating_sub(extra_hits)),
@@ -180,10 +187,12 @@ impl Series {
         let Threshold { limit, requests, near, splits_denied, shadow, from_deny_cache } = threshold;
         let after = decision.used;
         let before = after.saturating_sub(hits);
-        let within = match decision.allowed {
-            true => hits,
-            false if splits_denied => limit.saturating_sub(before).min(hits),
-            false => 0,
+        let within = if decision.allowed {
+            hits
+        } else if splits_denied {
+            limit.saturating_sub(before).min(hits)
+        } else {
+            0
         };
         let over = hits - within;
         // Hits near the limit are those within the limit and above the near-limit threshold.
@@ -208,11 +217,10 @@ impl Series {
 /// Replaces the characters that names in envoyproxy/ratelimit must not contain: `:`, `|` and the dots of IPv4
 /// addresses. Also replaces the beginnings of lines and tags in statsd: control characters and `.__`.
 pub(super) fn sanitize(label: &str) -> String {
-    let is_replaced = |letter: char| letter == ':' || letter == '|' || letter.is_control();
-    let mut text = label.replace(is_replaced, "_").replace(".__", "___");
-    let is_part = |letter: char| letter.is_ascii_digit() || letter == '.';
-    let addresses: Vec<String> =
-        text.split(|letter| !is_part(letter)).filter(|part| is_ipv4(part)).map(str::to_owned).collect();
+    let text = label.replace(|letter: char| letter == ':' || letter == '|' || letter.is_control(), "_");
+    let mut text = text.replace(".__", "___");
+    let numbers = text.split(|letter: char| !letter.is_ascii_digit() && letter != '.');
+    let addresses: Vec<String> = numbers.filter(|part| is_ipv4(part)).map(str::to_owned).collect();
     for address in addresses {
         text = text.replace(&address, &address.replace('.', "_"));
     }

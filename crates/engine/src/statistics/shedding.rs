@@ -49,13 +49,7 @@ pub(super) struct Class {
 
 impl Shedding {
     pub(super) fn new(labels: Labels, names: impl Iterator<Item = String>, workers: usize) -> Self {
-        let class = |name| Class {
-            name,
-            hits: std::array::from_fn(|_| Counter::new(workers)),
-            since: AtomicU64::new(0),
-            last_shed: AtomicU64::new(0),
-        };
-        Self { labels, classes: names.map(class).collect() }
+        Self { labels, classes: names.map(|name| Class::new(name, workers)).collect() }
     }
 
     pub(crate) fn record(&self, worker: WorkerId, class: usize, outcome: Outcome, hits: u64, now: Micros) {
@@ -70,6 +64,15 @@ impl Shedding {
 }
 
 impl Class {
+    fn new(name: String, workers: usize) -> Self {
+        Self {
+            name,
+            hits: std::array::from_fn(|_| Counter::new(workers)),
+            since: AtomicU64::new(0),
+            last_shed: AtomicU64::new(0),
+        }
+    }
+
     pub(super) fn hits(&self, outcome: Outcome) -> u64 {
         self.hits[outcome as usize].get()
     }
@@ -88,7 +91,7 @@ impl Class {
     /// Returns the start of the current period of shedding, or `None` if the class is not shed now.
     pub(super) fn since(&self, now: Micros) -> Option<Micros> {
         let is_shedding = self.last_shed.load(Relaxed) + MAX_PAUSE.get() >= now.get();
-        is_shedding.then(|| Micros::new(self.since.load(Relaxed)))
+        if is_shedding { Some(Micros::new(self.since.load(Relaxed))) } else { None }
     }
 }
 

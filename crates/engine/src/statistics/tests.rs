@@ -182,7 +182,8 @@ fn classes_of_rules_with_equal_labels_are_added_up() {
     }
     let classes: Vec<_> = statistics.by_class(Micros::from_secs(1_010)).into_iter().collect();
     let labels = ["all", "d", "a", "b"].map(str::to_owned).to_vec();
-    assert_eq!(classes, [(labels, ([10, 0, 4], Some(Micros::from_secs(1_000))))]);
+    let sums = ClassSums { hits: [10, 0, 4], shed_since: Some(Micros::from_secs(1_000)) };
+    assert_eq!(classes, [(labels, sums)]);
 }
 
 /// A request of many hits is one request, and a request that only shadow mode allows is not denied.

@@ -19,6 +19,17 @@ pub struct HitTotals {
     pub shadow: u64,
 }
 
+impl HitTotals {
+    fn add(&mut self, series: &Series) {
+        let over = series.sum(Count::Over).unwrap_or_default();
+        let shadow = series.sum(Count::Shadow).unwrap_or_default();
+        self.requested += series.sum(Count::Total).unwrap_or_default();
+        self.denied += over.saturating_sub(shadow);
+        self.near += series.sum(Count::Near).unwrap_or_default();
+        self.shadow += shadow;
+    }
+}
+
 /// Hits of one class since the start of the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClassTotals {
@@ -73,7 +84,8 @@ impl RuleTotals {
     /// Returns the hits since the start of the process, or `None` if the rule was never used.
     #[must_use]
     pub fn get(&self) -> Option<RuleHits> {
-        let (requested, over) = (self.0.sum(Count::Total)?, self.0.sum(Count::Over)?);
+        let requested = self.0.sum(Count::Total)?;
+        let over = self.0.sum(Count::Over)?;
         let shadow = self.0.sum(Count::Shadow)?;
         Some(RuleHits {
             requests: self.0.requests()?,
@@ -96,19 +108,15 @@ impl Statistics {
     #[must_use]
     pub fn hit_totals(&self) -> HitTotals {
         let mut totals = HitTotals::default();
-        let mut add = |series: &Series| {
-            let sum = |count| series.sum(count).unwrap_or_default();
-            totals.requested += sum(Count::Total);
-            let shadow = sum(Count::Shadow);
-            totals.denied += sum(Count::Over).saturating_sub(shadow);
-            totals.near += sum(Count::Near);
-            totals.shadow += shadow;
-        };
-        exported(&lock(&self.rules)).for_each(|series| add(series));
+        for series in exported(&lock(&self.rules)) {
+            totals.add(series);
+        }
         // Workers wait for this lock, so it is held only while references are copied.
         let dynamic: Vec<_> = lock(&self.dynamic).values().cloned().collect();
-        dynamic.iter().for_each(|series| add(series));
-        add(&self.other);
+        for series in &dynamic {
+            totals.add(series);
+        }
+        totals.add(&self.other);
         totals
     }
 
