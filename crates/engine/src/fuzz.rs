@@ -18,13 +18,16 @@ const MAX_HITS: usize = 200 * HITS_PER_SECOND;
 ///
 /// The counts must be upper bounds with the stated error, and each entity with more hits than that error must be listed.
 pub fn top_entities(input: &[u8]) {
-    let (top, mut exact, mut total) = (TopEntities::new(1), HashMap::<String, u64>::new(), 0);
+    let top = TopEntities::new(1);
+    let mut exact = HashMap::<String, u64>::new();
+    let mut total = 0;
     let start = 1_763_672_400;
     let mut now = Micros::from_secs(start);
     for (index, bytes) in input.chunks_exact(3).take(MAX_HITS).enumerate() {
         now = Micros::from_secs(start + (index / HITS_PER_SECOND) as u64);
-        let (name, hits) =
-            (format!("{}", u16::from_le_bytes([bytes[0], bytes[1]]) % (4 * MAX_ENTRIES as u16)), u64::from(bytes[2]));
+        let number = u16::from_le_bytes([bytes[0], bytes[1]]) % (4 * MAX_ENTRIES as u16);
+        let name = number.to_string();
+        let hits = u64::from(bytes[2]);
         let entry = Entry { key: "user", value: &name };
         let entries = std::iter::once(entry).collect();
         let descriptor = Descriptor { entries, hits, refund: false, requested_limit: None };

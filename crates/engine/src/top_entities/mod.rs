@@ -80,6 +80,16 @@ pub struct TopEntity {
     pub since: Micros,
 }
 
+impl TopEntity {
+    /// Returns the count by which the entity is ranked.
+    fn ranked(&self, by: RankBy) -> u64 {
+        match by {
+            RankBy::Denied => self.requests.count,
+            RankBy::Requested => self.hits.count,
+        }
+    }
+}
+
 /// The entities with the most denied requests, or with the most hits.
 #[derive(Clone, Debug, Default)]
 pub struct Ranking {
@@ -165,11 +175,7 @@ impl TopEntities {
 
 /// Sorts entities in the order of a ranking.
 pub fn sort(entities: &mut [TopEntity], by: RankBy) {
-    let ranked = |entity: &TopEntity| match by {
-        RankBy::Denied => entity.requests.count,
-        RankBy::Requested => entity.hits.count,
-    };
-    entities.sort_by(|one, other| ranked(other).cmp(&ranked(one)).then_with(|| one.target.cmp(&other.target)));
+    entities.sort_by(|one, other| other.ranked(by).cmp(&one.ranked(by)).then_with(|| one.target.cmp(&other.target)));
 }
 
 impl Stripe {

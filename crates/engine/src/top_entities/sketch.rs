@@ -82,11 +82,14 @@ impl Numbers {
 
     /// Returns estimates of counts that are at most these numbers, and may be 0.
     fn as_errors(self) -> Counts {
-        let error = |number| Estimate { count: number, max_error: number };
-        Counts { requests: error(self.requests), hits: error(self.hits) }
+        Counts {
+            requests: Estimate { count: self.requests, max_error: self.requests },
+            hits: Estimate { count: self.hits, max_error: self.hits },
+        }
     }
 }
 
+/// An entity with its counts.
 #[derive(Clone)]
 pub(super) struct Entry {
     pub(super) key: Arc<str>,
@@ -116,7 +119,10 @@ impl Sketches {
         // If the clock steps back, the latest sketch stays current.
         let is_current = self.minutes.back().is_some_and(|sketch| sketch.start >= start);
         if !is_current {
-            let sampling_interval = self.minutes.back().map_or(1, |sketch| sketch.sampling_interval);
+            let sampling_interval = match self.minutes.back() {
+                Some(sketch) => sketch.sampling_interval,
+                None => 1,
+            };
             while self.minutes.len() >= MAX_MINUTES
                 || self.minutes.front().is_some_and(|oldest| oldest.age(now) >= OLD_WINDOW)
             {
@@ -188,7 +194,8 @@ impl Sketch {
         if second != self.second {
             let few = self.samples < MAX_SAMPLES / 4;
             self.sampling_interval = if few { (sampling_interval / 2).max(1) } else { sampling_interval };
-            (self.second, self.samples) = (second, 0);
+            self.second = second;
+            self.samples = 0;
         }
         self.samples += 1;
         if self.samples.is_multiple_of(MAX_SAMPLES) {
@@ -208,8 +215,10 @@ impl Sketch {
         now: Micros,
     ) {
         self.total.add(Numbers { requests, hits });
-        let added = |number| Estimate { count: number, max_error: 0 };
-        let added = Counts { requests: added(requests), hits: added(hits) };
+        let added = Counts {
+            requests: Estimate { count: requests, max_error: 0 },
+            hits: Estimate { count: hits, max_error: 0 },
+        };
         if let Some(position) = self.positions.get(&*key) {
             self.entries[*position].counts.add(added);
             return;
@@ -218,7 +227,10 @@ impl Sketch {
             self.evict(by);
         }
         let key = Arc::<str>::from(key);
-        let rule = rule.map_or_else(|| "".into(), Arc::clone);
+        let rule = match rule {
+            Some(rule) => Arc::clone(rule),
+            None => "".into(),
+        };
         let mut counts = self.missed.as_errors();
         counts.add(added);
         self.name_bytes += key.len();
