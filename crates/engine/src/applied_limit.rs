@@ -46,7 +46,13 @@ impl<'s> AppliedLimit<'s> {
 
     /// Returns the rule's limit or the limit that replaces it, without elastic capacity.
     pub(super) fn base_limit(&self) -> &'s Limit {
-        self.rule.filter(|_| self.custom_limit.is_none()).and_then(|rule| rule.limit.as_deref()).unwrap_or(self.limit)
+        if self.custom_limit.is_none()
+            && let Some(rule) = self.rule
+            && let Some(limit) = rule.limit.as_deref()
+        {
+            return limit;
+        }
+        self.limit
     }
 
     /// Returns whether the limit counts but never denies.
@@ -59,14 +65,19 @@ impl<'s> AppliedLimit<'s> {
     }
 
     pub(super) fn consistency(&self) -> Consistency {
-        match self.custom_limit {
-            Some(custom_limit) => custom_limit.consistency,
-            None => self.rule.map_or(Consistency::Exact, |rule| rule.consistency),
+        match (self.custom_limit, self.rule) {
+            (Some(custom_limit), _) => custom_limit.consistency,
+            (None, Some(rule)) => rule.consistency,
+            (None, None) => Consistency::Exact,
         }
     }
 
     pub(super) fn override_kind(&self) -> Option<OverrideKind> {
-        self.mode.map(OverrideKind::Switch).or(self.custom_limit.map(|_| OverrideKind::Limit))
+        match (self.mode, self.custom_limit) {
+            (Some(mode), _) => Some(OverrideKind::Switch(mode)),
+            (None, Some(_)) => Some(OverrideKind::Limit),
+            (None, None) => None,
+        }
     }
 
     /// Returns whether a denial is shedding: it is caused by the load of other callers, or it protects a resource.
@@ -92,7 +103,9 @@ impl SeriesRef<'_> {
             Self::Rule(series) => count(series),
             Self::Dynamic(series, total) => {
                 count(series);
-                total.iter().for_each(|total| count(total));
+                if let Some(total) = total {
+                    count(total);
+                }
             }
         }
     }
@@ -149,14 +162,17 @@ impl<S> Engine<S> {
         request: &'s Request<'_>,
         now: Micros,
     ) -> SmallVec<[Match<'s>; 1]> {
-        let find = |descriptor| self.find_match(snapshot, request.domain, descriptor, now);
-        let mut matches: SmallVec<[Match<'s>; 1]> = request.descriptors.iter().map(find).collect();
+        let descriptors = request.descriptors.iter();
+        let mut matches: SmallVec<[Match<'s>; 1]> =
+            descriptors.map(|descriptor| self.find_match(snapshot, request.domain, descriptor, now)).collect();
         for (descriptor, matched) in request.descriptors.iter().zip(&matches) {
             self.count_unmatched(request.domain, descriptor, matched, now);
         }
         // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
-        let replaced: SmallVec<[&str; 2]> =
-            matches.iter().filter_map(Match::rule).flat_map(|rule| rule.replaces.iter().map(String::as_str)).collect();
+        let mut replaced = SmallVec::<[&str; 2]>::new();
+        for rule in matches.iter().filter_map(Match::rule) {
+            replaced.extend(rule.replaces.iter().map(String::as_str));
+        }
         if !replaced.is_empty() {
             for matched in &mut matches {
                 let name = matched.rule().and_then(|rule| rule.name.as_deref());
@@ -192,30 +208,20 @@ impl<S> Engine<S> {
             Lookup::NoLimit => None,
             Lookup::Rule(rule, path) => Some((rule, path)),
         };
-        match (entity_limit, rule_match) {
-            // An override without a rule applies only to its exact descriptor: longer descriptors would otherwise each
-            // get a counter.
-            (Some(entity_limit), None) if entity_limit.entries == descriptor.entries.len() => {
-                self.match_custom_limit(snapshot, domain, descriptor, None, entity_limit)
-            }
-            (Some(entity_limit), Some(rule_match)) => {
-                self.match_custom_limit(snapshot, domain, descriptor, Some(rule_match), entity_limit)
-            }
-            (_, rule_match) => match descriptor.requested_limit.as_deref() {
-                Some(limit) => {
-                    let series = self.override_series(domain, descriptor);
-                    let (rule, custom_limit, path) = (None, None, Path::new());
-                    self.apply_switches(
-                        snapshot,
-                        domain,
-                        descriptor,
-                        AppliedLimit { limit, rule, custom_limit, mode: None, path, series, shedding: None },
-                    )
-                }
-                None => rule_match.map_or(Match::NoRule, |(rule, path)| {
-                    self.match_rule(snapshot, domain, descriptor, rule, path, now)
-                }),
-            },
+        // An override without a rule applies only to its exact descriptor: longer descriptors would otherwise each get
+        // a counter.
+        if let Some(entity_limit) = entity_limit
+            && (rule_match.is_some() || entity_limit.entries == descriptor.entries.len())
+        {
+            return self.match_custom_limit(snapshot, domain, descriptor, rule_match, entity_limit);
+        }
+        if let Some(limit) = descriptor.requested_limit.as_deref() {
+            let applied = self.limit_without_rule(domain, descriptor, limit);
+            return self.apply_switches(snapshot, domain, descriptor, applied);
+        }
+        match rule_match {
+            Some((rule, path)) => self.match_rule(snapshot, domain, descriptor, rule, path, now),
+            None => Match::NoRule,
         }
     }
 
@@ -229,7 +235,8 @@ impl<S> Engine<S> {
         path: Path<'s>,
         now: Micros,
     ) -> Match<'s> {
-        let assigned_plan = rule.plan.as_ref().and_then(|_| snapshot.overrides.plan(domain, &descriptor.entries, now));
+        let assigned_plan =
+            if rule.plan.is_some() { snapshot.overrides.plan(domain, &descriptor.entries, now) } else { None };
         let rule = match assigned_plan.as_ref().and_then(|plan| snapshot.rules().rule_for_plan(rule, plan)) {
             Some(rule) => rule,
             None => {
@@ -242,15 +249,11 @@ impl<S> Engine<S> {
             }
         };
         let Some(limit) = &rule.limit else {
-            return match snapshot.modes.mode_of(domain, Some(rule)) {
-                Some(Mode::Deny) => self.apply_switches(
-                    snapshot,
-                    domain,
-                    descriptor,
-                    self.applied_limit(snapshot, domain, descriptor, rule, path, &Limit::DENY_ALL),
-                ),
-                _ => Match::Unlimited(Some(rule), None),
-            };
+            if snapshot.modes.mode_of(domain, Some(rule)) != Some(Mode::Deny) {
+                return Match::Unlimited(Some(rule), None);
+            }
+            let applied = self.applied_limit(snapshot, domain, descriptor, rule, path, &Limit::DENY_ALL);
+            return self.apply_switches(snapshot, domain, descriptor, applied);
         };
         let rule_state = &snapshot.compiled.rule_states[rule.id];
         let elastic_limit = match (&rule.elastic, &rule_state.resource) {
@@ -261,6 +264,7 @@ impl<S> Engine<S> {
         self.apply_switches(snapshot, domain, descriptor, applied)
     }
 
+    /// Returns a limit of a rule, with the series in which the descriptor's hits are counted.
     fn applied_limit<'s>(
         &self,
         snapshot: &'s Snapshot,
@@ -294,30 +298,30 @@ impl<S> Engine<S> {
         let limit = &custom_limit.limit;
         let applied = match rule_match {
             Some((rule, path)) => self.applied_limit(snapshot, domain, descriptor, rule, path, limit),
-            None => {
-                let series = self.override_series(domain, descriptor);
-                let (rule, path) = (None, Path::new());
-                AppliedLimit { limit, rule, custom_limit: None, mode: None, path, series, shedding: None }
-            }
+            None => self.limit_without_rule(domain, descriptor, limit),
         };
-        match (
-            self.apply_switches(
-                snapshot,
-                domain,
-                descriptor,
-                AppliedLimit { custom_limit: Some(custom_limit), ..applied },
-            ),
-            custom_limit.allowance,
-        ) {
+        let applied = AppliedLimit { custom_limit: Some(custom_limit), ..applied };
+        let matched = self.apply_switches(snapshot, domain, descriptor, applied);
+        match (matched, custom_limit.allowance) {
             (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.override_kind()),
             (Match::Limited(applied), Allowance::Blocked) if !descriptor.refund => Match::Denied(applied),
-            (rule_match, _) => rule_match,
+            (matched, _) => matched,
         }
     }
 
-    fn override_series<'s>(&self, domain: &str, descriptor: &Descriptor<'_>) -> SeriesRef<'s> {
+    /// Returns a limit of the request or of an override, for a descriptor without a rule.
+    fn limit_without_rule<'s>(&self, domain: &str, descriptor: &Descriptor<'_>, limit: &'s Limit) -> AppliedLimit<'s> {
         let labels = statistics::override_labels(domain, &descriptor.entries);
-        SeriesRef::Dynamic(self.statistics.dynamic_series(self.worker, &labels, descriptor.hits), None)
+        let series = self.statistics.dynamic_series(self.worker, &labels, descriptor.hits);
+        AppliedLimit {
+            limit,
+            rule: None,
+            custom_limit: None,
+            mode: None,
+            path: Path::new(),
+            series: SeriesRef::Dynamic(series, None),
+            shedding: None,
+        }
     }
 
     /// Applies the switches to a limit.

@@ -169,9 +169,14 @@ impl<S> Engine<S> {
         if snapshot.compiled.awaiting_rules {
             return Err(DecideError::NoRules);
         }
-        let domain = snapshot.rules().settings_of(request.domain);
-        let shard_by = domain.map_or([].as_slice(), |domain| &domain.shard_by);
-        let charge = if domain.is_some_and(|domain| domain.charge_all) { Charge::All } else { Charge::Each };
+        let mut shard_by: &[Box<str>] = &[];
+        let mut charge = Charge::Each;
+        if let Some(domain) = snapshot.rules().settings_of(request.domain) {
+            shard_by = &domain.shard_by;
+            if domain.charge_all {
+                charge = Charge::All;
+            }
+        }
         let mut is_denied = false;
         let mut descriptors = SmallVec::new();
         for (index, matched) in self.matches(snapshot, request, now).into_iter().enumerate() {
@@ -209,7 +214,8 @@ impl<S> Engine<S> {
     ///
     /// Returns an error if the store has failed and an applicable failure policy is `error`.
     pub fn finish(&self, snapshot: &Snapshot, mut prepared: PreparedRequest<'_, '_>) -> Result<Verdict, DecideError> {
-        let (domain, now) = (prepared.request.domain, prepared.now);
+        let domain = prepared.request.domain;
+        let now = prepared.now;
         let is_charged_together = prepared.charge == Charge::All && prepared.charged().count() > 1;
         let is_nothing_taken =
             prepared.is_denied_by_switch || is_charged_together && prepared.charged().any(ChargedLimit::denies_all);
@@ -342,25 +348,30 @@ impl<S> Engine<S> {
             return;
         }
         if let Some(shedding) = applied.shedding {
-            let class = applied.context(descriptor, None).map_or(0, |context| context.class.into());
-            let outcome = match answer.decision.allowed {
-                true => Outcome::Allowed,
-                false if applied.sheds(&answer.decision) => Outcome::Shed,
-                false => Outcome::Denied,
+            let class = match applied.context(descriptor, None) {
+                Some(context) => context.class.into(),
+                None => 0,
+            };
+            let outcome = if answer.decision.allowed {
+                Outcome::Allowed
+            } else if applied.sheds(&answer.decision) {
+                Outcome::Shed
+            } else {
+                Outcome::Denied
             };
             shedding.record(self.worker, class, outcome, descriptor.hits, now);
         }
-        let splits_denied = charged_alone && answer.decider != Decider::DenyCache && limit.splits_denied();
-        let (limit, _) = limit.policy();
-        let shadow = applied.is_shadow();
-        let (hits, near) = (descriptor.hits, self.statistics.near_threshold(limit));
+        let (quota, _) = limit.policy();
         let from_deny_cache = answer.decider == Decider::DenyCache;
-        applied.series.count_decision(
-            self.worker,
-            hits,
-            &answer.decision,
-            Threshold { limit, requests: hits.min(1), near, splits_denied, shadow, from_deny_cache },
-        );
+        let threshold = Threshold {
+            limit: quota,
+            requests: descriptor.hits.min(1),
+            near: self.statistics.near_threshold(quota),
+            splits_denied: charged_alone && !from_deny_cache && limit.splits_denied(),
+            shadow: applied.is_shadow(),
+            from_deny_cache,
+        };
+        applied.series.count_decision(self.worker, descriptor.hits, &answer.decision, threshold);
     }
 
     /// Decides a hit by its failure policy after the store failed.
@@ -399,14 +410,14 @@ impl<S> Engine<S> {
 
     /// Returns this instance's share of a limit, for decisions without the store.
     fn instance_limit(&self, applied: &AppliedLimit<'_>) -> Limit {
-        let (limit, instances) = (applied.limit, self.settings.instances.get());
+        let limit = applied.limit;
         match (applied.custom_limit, applied.rule) {
             (Some(custom_limit), _) => custom_limit.divided_limit.as_deref().copied().unwrap_or(*limit),
             (None, Some(rule)) => rule.divided_limit.as_deref().copied().unwrap_or(*limit),
             (None, None) => {
-                let algorithm = Algorithm::DEFAULT;
-                Limit::divided(limit.requests(), limit.measure(), algorithm, LimitSpec::default(), instances)
-                    .unwrap_or(*limit)
+                let instances = self.settings.instances.get();
+                let spec = LimitSpec::default();
+                Limit::divided(limit.requests(), limit.measure(), Algorithm::DEFAULT, spec, instances).unwrap_or(*limit)
             }
         }
     }
@@ -437,7 +448,7 @@ impl<S> Engine<S> {
             }
             code => code,
         };
-        let metadata = self.settings.metadata.then(|| metadata(&prepared.descriptors, &statuses)).flatten();
+        let metadata = if self.settings.metadata { metadata(&prepared.descriptors, &statuses) } else { None };
         Verdict { overall, statuses, metadata }
     }
 
@@ -450,7 +461,10 @@ impl<S> Engine<S> {
     fn status(&self, applied: &AppliedLimit<'_>, HitDecision { decision, decider, grant }: HitDecision) -> Status {
         let shadow = applied.is_shadow();
         let name = applied.rule.and_then(|rule| rule.name.as_ref());
-        let policy = applied.rule.filter(|_| self.settings.policies).map(|rule| Arc::clone(rule.policy()));
+        let policy = match applied.rule {
+            Some(rule) if self.settings.policies => Some(Arc::clone(rule.policy())),
+            _ => None,
+        };
         let limit = CurrentLimit::new(applied.base_limit(), name, policy);
         // Elastic capacity above the limit may disappear at any time, so callers must not rely on it.
         let (elastic_quota, _) = applied.limit.policy();
@@ -492,7 +506,10 @@ fn action(descriptor: &Descriptor<'_>) -> Action {
 fn metadata(descriptors: &[PreparedDescriptor<'_, '_>], statuses: &[Status]) -> Option<Metadata> {
     let mut merged: Option<Metadata> = None;
     for (descriptor, status) in descriptors.iter().zip(statuses) {
-        let rule = descriptor.applied().filter(|_| status.code == Code::Ok).and_then(|applied| applied.rule);
+        if status.code != Code::Ok {
+            continue;
+        }
+        let rule = descriptor.applied().and_then(|applied| applied.rule);
         let Some(metadata) = rule.and_then(|rule| rule.metadata.as_ref()) else {
             continue;
         };

@@ -58,8 +58,14 @@ fn policies(verdict: &Verdict) -> String {
 
 /// Returns the value of `RateLimit`: the remaining hits, and the seconds until more remain.
 fn tightest_limit(status: &Status) -> String {
-    let name = status.limit.as_ref().map_or(REQUESTED_POLICY, name);
-    let until_more = if status.is_over() { status.retry_after } else { None }.unwrap_or(status.next);
+    let name = match &status.limit {
+        Some(limit) => name(limit),
+        None => REQUESTED_POLICY,
+    };
+    let until_more = match status.retry_after {
+        Some(retry_after) if status.is_over() => retry_after,
+        _ => status.next,
+    };
     let seconds = until_more.ceil_secs().max(u64::from(status.is_over()));
     response_headers::rate_limit(name, status.remaining.into(), Some(seconds))
 }

@@ -14,7 +14,7 @@ use std::io::Write;
 use sha2::{Digest, Sha256};
 use sluicegate_algorithm::{Algorithm, Program};
 use sluicegate_placement::{ESCAPED, ESCAPED_PATTERN, escape};
-use sluicegate_rules::{Entry, Node, Segment};
+use sluicegate_rules::{Entry, Node, RuleSet, Segment};
 use smallvec::SmallVec;
 
 use super::{ValueHash, bounded};
@@ -44,8 +44,10 @@ pub(super) fn name(
     name.extend_from_slice(scope.as_bytes());
     escape(&mut name, domain, ESCAPED);
     let shard_entries = shard_entries(shard_by, entries);
-    for (index, entry) in entries.iter().enumerate().filter(|_| shard_entries.is_empty()) {
-        write_entry(&mut name, *entry, path.get(index), hash);
+    if shard_entries.is_empty() {
+        for (index, entry) in entries.iter().enumerate() {
+            write_entry(&mut name, *entry, path.get(index), hash);
+        }
     }
     for index in &shard_entries {
         write_entry(&mut name, entries[*index], path.get(*index), hash);
@@ -75,6 +77,14 @@ pub(super) fn name(
         name.extend_from_slice(itoa::Buffer::new().format(scope).as_bytes());
     }
     name
+}
+
+/// Returns the keys of the entries that select the shard of a domain's counters; none if the whole descriptor does.
+pub(super) fn shard_by<'r>(rules: &'r RuleSet, domain: &str) -> &'r [Box<str>] {
+    match rules.settings_of(domain) {
+        Some(settings) => &settings.shard_by,
+        None => &[],
+    }
 }
 
 /// Returns the indices of the entries that select the shard: the first entry with each key, in the order of the keys.
@@ -111,17 +121,22 @@ fn escape_non_address(name: &mut Vec<u8>, value: &str) {
     }
 }
 
+/// Shortens the part of a name from `start` on to its beginning and a digest of the whole part.
 fn shorten(name: &mut Vec<u8>, start: usize) {
     let digest = Sha256::digest(&name[start..]);
     // A cut inside a UTF-8 sequence would make the name invalid.
-    let is_boundary = |index: &usize| name.get(*index).is_none_or(|byte| byte & 0xC0 != 0x80);
-    let end = (start..=start + READABLE_BYTES).rev().find(is_boundary).unwrap_or(start);
+    let end = (start..=start + READABLE_BYTES).rev().find(|end| is_char_boundary(name, *end)).unwrap_or(start);
     name.truncate(end);
     name.push(b'~');
     for byte in &digest[..DIGEST_BYTES] {
         // Writing to memory cannot fail.
         let _ = write!(name, "{byte:02x}");
     }
+}
+
+/// Returns `false` if a cut at `index` would be inside a UTF-8 sequence.
+fn is_char_boundary(text: &[u8], index: usize) -> bool {
+    text.get(index).is_none_or(|byte| byte & 0xC0 != 0x80)
 }
 
 #[cfg(test)]

@@ -104,7 +104,9 @@ where
     fn call(&mut self, request: Request<B>) -> Self::Future {
         let (head, body) = request.into_parts();
         let verdict = self.shared.check(&head);
-        if let Some(verdict) = verdict.as_ref().filter(|verdict| verdict.is_denied()) {
+        if let Some(verdict) = &verdict
+            && verdict.is_denied()
+        {
             let all = headers::all(verdict);
             return Box::pin(async move { Ok(denied_response(all)) });
         }

@@ -71,7 +71,7 @@ pub fn counter(
     let Lookup::Rule(rule, path) = rules.find(domain, entries.iter().copied()) else {
         return None;
     };
-    let shard_by = rules.settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
+    let shard_by = key::shard_by(rules, domain);
     let limit = rule.limit.as_ref()?;
     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
     let name = key::name("", domain, shard_by, entries, &path, &(*limit.algorithm()).into(), hash);

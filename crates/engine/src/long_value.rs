@@ -23,8 +23,7 @@ pub fn bounded(value: &str) -> Cow<'_, str> {
     if value.len() <= MAX_PLAIN_BYTES {
         return value.into();
     }
-    let is_boundary = |index: &usize| value.is_char_boundary(*index);
-    let end = (0..=READABLE_BYTES).rev().find(is_boundary).unwrap_or_default();
+    let end = (0..=READABLE_BYTES).rev().find(|end| value.is_char_boundary(*end)).unwrap_or_default();
     let beginning = &value[..end];
     // A backslash before the separator would be ambiguous.
     let mut text = beginning.trim_end_matches('\\').to_owned();
@@ -44,8 +43,12 @@ pub fn ends_like_bounded(value: &str) -> bool {
     let Some((before, digest)) = value.rsplit_once('~') else {
         return false;
     };
-    let is_digit = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
-    before.ends_with('\\') && digest.len() == 2 * DIGEST_BYTES && digest.bytes().all(is_digit)
+    before.ends_with('\\') && digest.len() == 2 * DIGEST_BYTES && digest.bytes().all(is_hex_digit)
+}
+
+/// Returns whether a byte is a hexadecimal digit as it appears in a digest, in lower case.
+fn is_hex_digit(byte: u8) -> bool {
+    byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte)
 }
 
 #[cfg(test)]

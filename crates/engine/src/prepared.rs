@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use super::{Descriptor, OverrideKind, Request, applied_limit::AppliedLimit};
 
-/// A request whose limits are known. Somebody applies its hits to a store, and
+/// A request whose limits are known. The caller applies its hits to a store, and
 /// [`Engine::finish`](super::Engine::finish) turns the answers into a verdict.
 pub struct PreparedRequest<'s, 'd> {
     pub(super) request: &'s Request<'d>,

@@ -120,7 +120,10 @@ impl Builder {
     }
 
     fn build(self, rules: RuleSet, folder: Option<PathBuf>) -> RateLimiter {
-        let stripes = thread::available_parallelism().map_or(1, |threads| threads.get().min(MAX_STRIPES));
+        let stripes = match thread::available_parallelism() {
+            Ok(threads) => threads.get().min(MAX_STRIPES),
+            Err(_) => 1,
+        };
         let near_limit_ratio = self.settings.near_limit_ratio;
         let statistics = Statistics::new(stripes, StatisticsSettings { max_dynamic_series: 0, near_limit_ratio });
         let resources = Resources::default();

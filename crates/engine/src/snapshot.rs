@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluicegate_algorithm::Micros;
-use sluicegate_rules::{Rule, RuleSet};
+use sluicegate_rules::RuleSet;
 
 use super::{
     Candidate, Resource, Resources,
@@ -41,10 +41,12 @@ impl Snapshot {
     #[must_use]
     pub fn new(mut rules: RuleSet, statistics: &Statistics, resources: &Resources) -> Self {
         let statistics = statistics.register_rules(rules.rules_mut());
-        let resource = |rule: &Rule| rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
-        let rule_states = rules.rules().iter().zip(statistics);
-        let rule_states = rule_states.map(|(rule, statistics)| RuleState { statistics, resource: resource(rule) });
-        Self::from_compiled(Compiled { rule_states: rule_states.collect(), rules, awaiting_rules: false })
+        let mut rule_states = Vec::with_capacity(statistics.len());
+        for (rule, statistics) in rules.rules().iter().zip(statistics) {
+            let resource = rule.elastic.as_ref().map(|elastic| resources.named(&elastic.resource));
+            rule_states.push(RuleState { statistics, resource });
+        }
+        Self::from_compiled(Compiled { rules, rule_states, awaiting_rules: false })
     }
 
     /// Creates a snapshot for the time before rules have been loaded, with which no request can be decided.
@@ -54,8 +56,7 @@ impl Snapshot {
     }
 
     fn from_compiled(compiled: Compiled) -> Self {
-        let (overrides, modes) = (Overrides::default(), Modes::default());
-        Self { compiled: Arc::new(compiled), overrides, modes, candidate: None }
+        Self { compiled: Arc::new(compiled), overrides: Overrides::default(), modes: Modes::default(), candidate: None }
     }
 
     /// Returns a snapshot of the same rules with other overrides and other candidate rules.

@@ -143,7 +143,10 @@ impl Status {
     /// A denial without a time at which the cost would be allowed can have other reasons, such as the failure policy.
     #[must_use]
     pub(super) fn with_cost(self, cost: u64) -> Self {
-        let quota = self.limit.as_ref().map_or(u64::MAX, |limit| limit.quota);
+        let quota = match &self.limit {
+            Some(limit) => limit.quota,
+            None => u64::MAX,
+        };
         Self { never_fits: never_fits(self.retry_after, quota, cost), ..self }
     }
 
@@ -154,8 +157,10 @@ impl Status {
     #[must_use]
     pub fn reset_seconds(&self) -> Option<u64> {
         let reset = self.reset?;
-        let denied = self.is_over().then(|| self.retry_after.unwrap_or(reset).ceil_secs().max(1));
-        Some(denied.unwrap_or(reset.ceil_secs()))
+        if self.is_over() {
+            return Some(self.retry_after.unwrap_or(reset).ceil_secs().max(1));
+        }
+        Some(reset.ceil_secs())
     }
 }
 
@@ -190,21 +195,31 @@ impl Verdict {
 
     /// Returns `OverLimit` if an ordinary descriptor is denied, or if there are quota descriptors and all are denied.
     pub(super) fn overall(statuses: &[Status]) -> Code {
-        let counted = || statuses.iter().filter(|status| !status.unlimited);
-        let ordinary = counted().any(|status| !status.quota && status.is_over());
-        let mut quota = counted().filter(|status| status.quota).peekable();
-        let all_quota = quota.peek().is_some() && quota.all(Status::is_over);
-        if ordinary || all_quota { Code::OverLimit } else { Code::Ok }
+        let mut has_quota = false;
+        let mut all_quota_over = true;
+        for status in statuses {
+            if status.unlimited {
+                continue;
+            }
+            if status.quota {
+                has_quota = true;
+                all_quota_over &= status.is_over();
+            } else if status.is_over() {
+                return Code::OverLimit;
+            }
+        }
+        if has_quota && all_quota_over { Code::OverLimit } else { Code::Ok }
     }
 
     /// Returns the last ordinary status that is denied, or else the status with the fewest remaining hits.
     #[must_use]
     pub fn binding_status(&self) -> Option<&Status> {
-        let limited = || self.statuses.iter().filter(|status| status.limit.is_some());
-        let over = limited().rfind(|status| !status.quota && status.is_over());
-        let min_remaining =
-            || limited().filter(|status| status.remaining < u32::MAX).min_by_key(|status| status.remaining);
-        over.or_else(min_remaining)
+        let denied = self.statuses.iter().rfind(|status| status.limit.is_some() && !status.quota && status.is_over());
+        if denied.is_some() {
+            return denied;
+        }
+        let limited = self.statuses.iter().filter(|status| status.limit.is_some() && status.remaining < u32::MAX);
+        limited.min_by_key(|status| status.remaining)
     }
 
     /// Returns the numbers of [`Verdict::binding_status`].
@@ -239,8 +254,7 @@ impl Verdict {
     /// Returns whether the request is denied only because of overload that its caller did not cause.
     #[must_use]
     pub fn is_shed(&self) -> bool {
-        let over = || self.statuses.iter().filter(|status| status.is_over());
-        self.overall == Code::OverLimit && over().all(|status| status.shed)
+        self.overall == Code::OverLimit && self.statuses.iter().all(|status| status.shed || !status.is_over())
     }
 
     /// Returns the time until a denied request would be allowed.
@@ -252,13 +266,21 @@ impl Verdict {
         if self.overall != Code::OverLimit {
             return None;
         }
-        let over = |quota| self.statuses.iter().filter(move |status| status.quota == quota && status.is_over());
-        let ordinary = over(false).try_fold(Micros::ZERO, |max, status| Some(max.max(status.retry_after?)))?;
-        if self.statuses.iter().any(|status| status.quota && !status.unlimited && !status.is_over()) {
-            return Some(ordinary);
+        let mut wait = Micros::ZERO;
+        for status in &self.statuses {
+            if !status.quota && status.is_over() {
+                wait = wait.max(status.retry_after?);
+            }
         }
-        let quota = over(true).filter_map(|status| status.retry_after).min();
-        if over(true).next().is_some() { Some(ordinary.max(quota?)) } else { Some(ordinary) }
+        if self.statuses.iter().any(|status| status.quota && !status.unlimited && !status.is_over()) {
+            return Some(wait);
+        }
+        let mut denied_quota = self.statuses.iter().filter(|status| status.quota && status.is_over()).peekable();
+        if denied_quota.peek().is_none() {
+            return Some(wait);
+        }
+        let first = denied_quota.filter_map(|status| status.retry_after).min()?;
+        Some(wait.max(first))
     }
 }
 

@@ -30,7 +30,7 @@ use sluicegate_store::{Memory, Store};
 use self::outcomes::Tally;
 use super::{
     Descriptor, Engine, Overrides, Request, Resources, Snapshot, Statistics, StatisticsSettings, TopEntities, Verdict,
-    key, overrides::Target,
+    key, overrides::Target, statistics::rule_labels,
 };
 
 /// Prefix of the counters' names. No domain begins with this prefix.
@@ -258,7 +258,11 @@ impl Candidate {
         if first.len() < MAX_FIRST_DENIED {
             let target = Target::of_descriptor(domain, &descriptor.entries);
             if !first.iter().any(|newly_denied| newly_denied.target == target) {
-                first.push(NewlyDenied { target, rule: rule.map_or_else(|| "".into(), Arc::clone), at: now });
+                let rule = match rule {
+                    Some(rule) => Arc::clone(rule),
+                    None => "".into(),
+                };
+                first.push(NewlyDenied { target, rule, at: now });
             }
         }
     }
@@ -267,7 +271,7 @@ impl Candidate {
     fn sample_descriptors(&self, request: &Request<'_>, verdict: &Verdict) -> SmallVec<[SampledDescriptor; 2]> {
         let snapshot = self.rules.load();
         let rules = snapshot.rules();
-        let shard_by = rules.settings_of(request.domain).map_or([].as_slice(), |domain| &domain.shard_by);
+        let shard_by = key::shard_by(rules, request.domain);
         let mut sampled = SmallVec::new();
         for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
             let mut name = Vec::new();
@@ -285,10 +289,10 @@ impl Candidate {
                 _ => self.tallies.len() - 1,
             };
             if name.is_empty() {
-                let texts = entries.iter().flat_map(|entry| [entry.key, entry.value]);
-                for text in std::iter::once(request.domain).chain(texts) {
-                    name.extend_from_slice(&(text.len() as u64).to_le_bytes());
-                    name.extend_from_slice(text.as_bytes());
+                append_text(&mut name, request.domain);
+                for entry in entries {
+                    append_text(&mut name, entry.key);
+                    append_text(&mut name, entry.value);
                 }
             }
             if u64::from(SipHasher13::new().hash(&name) as u32) < self.share {
@@ -323,8 +327,6 @@ impl Candidate {
                     if outcomes.requested == 0 {
                         continue;
                     }
-                    let names = ["domain", "key1", "key2"].into_iter().zip(rule.labels.iter());
-                    let labels = names.map(|(name, label)| Label::new(name, Arc::clone(label)));
                     let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
                     for (outcome_name, hits) in [
                         ("requested", requested),
@@ -333,7 +335,7 @@ impl Candidate {
                         ("newly_allowed", newly_allowed),
                     ] {
                         let outcome = Label::new("outcome", outcome_name);
-                        observer.observe(hits, labels.clone().chain([outcome]));
+                        observer.observe(hits, rule_labels(rule.labels.iter().cloned()).chain([outcome]));
                     }
                 }
             },
@@ -357,6 +359,7 @@ struct OwnedRequest {
     at: Micros,
 }
 
+/// An owned copy of a descriptor.
 struct OwnedDescriptor {
     entries: Vec<(String, String)>,
     hits: u64,
@@ -365,12 +368,8 @@ struct OwnedDescriptor {
 
 impl OwnedRequest {
     fn new(request: &Request<'_>, sampled: SmallVec<[SampledDescriptor; 2]>, at: Micros) -> Self {
-        let to_owned = |descriptor: &Descriptor<'_>| OwnedDescriptor {
-            entries: descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect(),
-            hits: descriptor.hits,
-            refund: descriptor.refund,
-        };
-        let descriptors = sampled.iter().map(|sampled| to_owned(&request.descriptors[sampled.index])).collect();
+        let descriptors =
+            sampled.iter().map(|sampled| OwnedDescriptor::new(&request.descriptors[sampled.index])).collect();
         Self { domain: request.domain.to_owned(), descriptors, sampled, at }
     }
 
@@ -383,6 +382,22 @@ impl OwnedRequest {
         });
         Request { domain: &self.domain, descriptors: descriptors.collect(), feedback: Vec::new() }
     }
+}
+
+impl OwnedDescriptor {
+    fn new(descriptor: &Descriptor<'_>) -> Self {
+        Self {
+            entries: descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect(),
+            hits: descriptor.hits,
+            refund: descriptor.refund,
+        }
+    }
+}
+
+/// Appends a text after its length, so that different lists of texts never become the same bytes.
+fn append_text(bytes: &mut Vec<u8>, text: &str) {
+    bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
+    bytes.extend_from_slice(text.as_bytes());
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

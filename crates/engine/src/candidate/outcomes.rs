@@ -17,12 +17,11 @@ pub struct Outcomes {
 
 impl Outcomes {
     pub(super) fn new(hits: u64, would_deny: bool, is_denied: bool) -> Self {
-        let hits_if = |is: bool| if is { hits } else { 0 };
         Self {
             requested: hits,
-            denied: hits_if(would_deny),
-            newly_denied: hits_if(would_deny && !is_denied),
-            newly_allowed: hits_if(!would_deny && is_denied),
+            denied: if would_deny { hits } else { 0 },
+            newly_denied: if would_deny && !is_denied { hits } else { 0 },
+            newly_allowed: if !would_deny && is_denied { hits } else { 0 },
         }
     }
 
@@ -36,20 +35,34 @@ impl Outcomes {
 
 /// The [`Outcomes`] of one rule as atomic counters.
 #[derive(Default)]
-pub(super) struct Tally([AtomicU64; 4]);
+pub(super) struct Tally {
+    requested: AtomicU64,
+    denied: AtomicU64,
+    newly_denied: AtomicU64,
+    newly_allowed: AtomicU64,
+}
 
 impl Tally {
     pub(super) fn add(&self, outcomes: Outcomes) {
-        let Outcomes { requested, denied, newly_denied, newly_allowed } = outcomes;
-        for (sum, number) in self.0.iter().zip([requested, denied, newly_denied, newly_allowed]) {
-            if number > 0 {
-                sum.fetch_add(number, Relaxed);
-            }
-        }
+        add_unless_zero(&self.requested, outcomes.requested);
+        add_unless_zero(&self.denied, outcomes.denied);
+        add_unless_zero(&self.newly_denied, outcomes.newly_denied);
+        add_unless_zero(&self.newly_allowed, outcomes.newly_allowed);
     }
 
     pub(super) fn get(&self) -> Outcomes {
-        let [requested, denied, newly_denied, newly_allowed] = self.0.each_ref().map(|sum| sum.load(Relaxed));
-        Outcomes { requested, denied, newly_denied, newly_allowed }
+        Outcomes {
+            requested: self.requested.load(Relaxed),
+            denied: self.denied.load(Relaxed),
+            newly_denied: self.newly_denied.load(Relaxed),
+            newly_allowed: self.newly_allowed.load(Relaxed),
+        }
+    }
+}
+
+/// Adds hits to a sum, without a write for 0.
+fn add_unless_zero(sum: &AtomicU64, hits: u64) {
+    if hits > 0 {
+        sum.fetch_add(hits, Relaxed);
     }
 }
