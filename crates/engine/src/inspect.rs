@@ -95,7 +95,7 @@ impl<S: Store> Engine<S> {
         let inspection = Inspection {
             match_steps: snapshot.rules().explain(domain, entries),
             rule: rule.map(|rule| rule.id),
-            overrides: snapshot.overrides.applicable((domain, entries), rule, now),
+            overrides: snapshot.overrides.applicable(domain, entries, rule, now),
             override_kind: match &matched {
                 Match::None | Match::NoDomain | Match::NoRule => None,
                 Match::Off => Some(OverrideKind::Switch(super::overrides::Mode::Off)),
@@ -110,9 +110,10 @@ impl<S: Store> Engine<S> {
             return Ok(inspection);
         };
         let counter = self.counter_of(&request, applied, &snapshot);
-        let context = applied.context(descriptor, None);
-        let algorithm = *applied.limit.algorithm();
-        let algorithm = context.map_or(algorithm, |context| algorithm.with_context(context));
+        let mut algorithm = *applied.limit.algorithm();
+        if let Some(context) = applied.context(descriptor, None) {
+            algorithm = algorithm.with_context(context);
+        }
         // The shared counter is read, not this instance's cache, lease or eventual counter.
         let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
         let (state, at) = self.store.read(&stored, now).await?;
@@ -120,7 +121,10 @@ impl<S: Store> Engine<S> {
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || applied.is_shadow();
         let (base_quota, _) = applied.base_limit().policy();
-        let quota = decision.limit.map_or(base_quota, u64::from);
+        let quota = match decision.limit {
+            Some(limit) => limit.into(),
+            None => base_quota,
+        };
         let never_fits = !allowed && never_fits(decision.retry_after, quota, hits.into());
         let shares = Assignments::new(Assignments::MAX_TTL);
         let name = self.counter_name(&snapshot, domain, entries, applied, shares);
@@ -160,7 +164,8 @@ impl<S: Store> Engine<S> {
     /// Returns the same errors as [`Engine::decide`].
     pub async fn refund(&self, domain: &str, entries: &[Entry<'_>], hits: u64, now: Micros) -> Result<(), DecideError> {
         let mut request = peek_request(domain, entries);
-        (request.descriptors[0].hits, request.descriptors[0].refund) = (hits, true);
+        request.descriptors[0].hits = hits;
+        request.descriptors[0].refund = true;
         let snapshot = self.rules.load_full();
         Box::pin(self.decide(&snapshot, &request, now)).await.map(drop)
     }
@@ -187,7 +192,7 @@ impl<S> Engine<S> {
         applied: &AppliedLimit<'_>,
         program: impl Into<Program>,
     ) -> Vec<u8> {
-        let shard_by = snapshot.rules().settings_of(domain).map_or([].as_slice(), |domain| &domain.shard_by);
+        let shard_by = key::shard_by(snapshot.rules(), domain);
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
         key::name(self.scope, domain, shard_by, entries, &applied.path, &program.into(), hash)

@@ -77,7 +77,10 @@ impl<T: Clone> Interner<T> {
 
     pub(super) fn text(&self, id: u32) -> Arc<str> {
         let interned = self.entries.get(id as usize).and_then(Option::as_ref);
-        interned.map_or_else(|| "".into(), |interned| Arc::clone(&interned.text))
+        match interned {
+            Some(interned) => Arc::clone(&interned.text),
+            None => "".into(),
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::{cmp::Reverse, collections::HashMap};
 
 use foldhash::fast::RandomState;
+use sluicegate_rules::Entry;
 
 /// Maximum number of lists of keys per domain. Each may cost every request of the domain a lookup.
 pub(super) const MAX_KEY_LISTS: usize = 32;
@@ -22,6 +23,11 @@ impl KeyList {
     fn has_keys(&self, keys: &[&str]) -> bool {
         self.keys.iter().map(|key| &**key).eq(keys.iter().copied())
     }
+
+    /// Returns whether a descriptor begins with entries that have these keys.
+    pub(super) fn is_prefix_of(&self, entries: &[Entry<'_>]) -> bool {
+        self.keys.len() <= entries.len() && self.keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
+    }
 }
 
 impl KeyLists {
@@ -32,12 +38,18 @@ impl KeyLists {
 
     /// Returns the lists of a domain, longest first.
     pub(super) fn of(&self, domain: &str) -> &[KeyList] {
-        self.0.get(domain).map_or(&[], Vec::as_slice)
+        match self.0.get(domain) {
+            Some(lists) => lists,
+            None => &[],
+        }
     }
 
     /// Returns the number of overrides whose targets have these keys.
     pub(super) fn count(&self, domain: &str, keys: &[&str]) -> u32 {
-        self.of(domain).iter().find(|list| list.has_keys(keys)).map_or(0, |list| list.overrides)
+        match self.of(domain).iter().find(|list| list.has_keys(keys)) {
+            Some(list) => list.overrides,
+            None => 0,
+        }
     }
 
     /// Returns whether the domain has this list of keys already, or fewer lists than the maximum.

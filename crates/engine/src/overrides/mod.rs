@@ -149,15 +149,19 @@ impl Overrides {
         if self.limits.len() == 0 {
             return None;
         }
-        let is_prefix = |keys: &[Box<str>]| {
-            keys.len() <= entries.len() && keys.iter().zip(entries).all(|(key, entry)| **key == *entry.key)
-        };
-        let key_lists = self.limit_key_lists.of(domain);
-        key_lists.iter().map(|list| &list.keys).filter(|keys| is_prefix(keys)).find_map(|keys| {
-            let hash = self.entity_hash(domain, &entries[..keys.len()]);
-            let entity = self.limits.get(hash).filter(|entity| is_active(entity, now))?;
-            Some(EntityLimit { limit: self.limits_by_text.value(entity.value)?, entries: keys.len() })
-        })
+        for list in self.limit_key_lists.of(domain) {
+            if !list.is_prefix_of(entries) {
+                continue;
+            }
+            let prefix = &entries[..list.keys.len()];
+            if let Some(entity) = self.limits.get(self.entity_hash(domain, prefix))
+                && is_active(&entity, now)
+                && let Some(limit) = self.limits_by_text.value(entity.value)
+            {
+                return Some(EntityLimit { limit, entries: prefix.len() });
+            }
+        }
+        None
     }
 
     /// Returns the active plan of the last entry that has one.
@@ -166,13 +170,17 @@ impl Overrides {
             return None;
         }
         let key_lists = self.plan_key_lists.of(domain);
-        entries.iter().rev().filter(|entry| key_lists.iter().any(|list| *list.keys[0] == *entry.key)).find_map(
-            |entry| {
-                let entity =
-                    self.plans.get(self.entity_hash(domain, &[*entry])).filter(|entity| is_active(entity, now))?;
-                Some(self.texts.text(entity.value))
-            },
-        )
+        for entry in entries.iter().rev() {
+            if !key_lists.iter().any(|list| *list.keys[0] == *entry.key) {
+                continue;
+            }
+            if let Some(entity) = self.plans.get(self.entity_hash(domain, &[*entry]))
+                && is_active(&entity, now)
+            {
+                return Some(self.texts.text(entity.value));
+            }
+        }
+        None
     }
 
     fn entity_hash(&self, domain: &str, entries: &[Entry<'_>]) -> EntityHash {
@@ -193,24 +201,39 @@ impl Overrides {
     /// Returns the overrides that apply to a descriptor, highest precedence first: a switch, its limit, its plan.
     pub(super) fn applicable(
         &self,
-        (domain, entries): (&str, &[Entry<'_>]),
+        domain: &str,
+        entries: &[Entry<'_>],
         rule: Option<&Rule>,
         now: Micros,
     ) -> Vec<(Origin, Override)> {
-        let switch_in = |scope: &Scope| {
-            let find = |origin: Origin| Some((origin, self.switches.by_origin(origin).get(scope)?.clone()));
-            Origin::ALL.into_iter().filter_map(find).find(|(_, switch)| !switch.is_expired(now))
-        };
-        let switch = switches::scopes(domain, rule).iter().find_map(switch_in);
-        let limit = self
-            .entity_limit(domain, entries, now)
-            .and_then(|entity_limit| self.get(&Target::of_descriptor(domain, &entries[..entity_limit.entries])));
-        let plan = entries.iter().rev().find_map(|entry| {
-            let Entry { key, value } = *entry;
-            self.get(&Target::Plan { domain: domain.to_owned(), key: key.to_owned(), value: value.to_owned() })
-        });
-        let stored = [limit, plan].into_iter().flatten().map(|entry| (Origin::Store, entry));
-        switch.into_iter().chain(stored).collect()
+        let mut applicable = Vec::new();
+        applicable.extend(switches::scopes(domain, rule).iter().find_map(|scope| self.switch_in_force(scope, now)));
+        if let Some(entity_limit) = self.entity_limit(domain, entries, now)
+            && let Some(limit) = self.get(&Target::of_descriptor(domain, &entries[..entity_limit.entries]))
+        {
+            applicable.push((Origin::Store, limit));
+        }
+        for entry in entries.iter().rev() {
+            let key = entry.key.to_owned();
+            let value = entry.value.to_owned();
+            if let Some(plan) = self.get(&Target::Plan { domain: domain.to_owned(), key, value }) {
+                applicable.push((Origin::Store, plan));
+                break;
+            }
+        }
+        applicable
+    }
+
+    /// Returns the switch in force with this scope, and its origin.
+    fn switch_in_force(&self, scope: &Scope, now: Micros) -> Option<(Origin, Override)> {
+        for origin in Origin::ALL {
+            if let Some(switch) = self.switches.by_origin(origin).get(scope)
+                && !switch.is_expired(now)
+            {
+                return Some((origin, switch.clone()));
+            }
+        }
+        None
     }
 }
 
@@ -320,7 +343,8 @@ impl Overrides {
                     }
                 };
                 let hash = self.entity_hash(domain, &entries_of(entries));
-                let (metadata, until) = (self.metadata(&entry), expiry_seconds(entry.until));
+                let metadata = self.metadata(&entry);
+                let until = expiry_seconds(entry.until);
                 match self.limits.insert(hash, Entity { value, until }, metadata) {
                     Some((entity, metadata)) => self.release_limit(entity, &metadata, &entry.target),
                     None => Arc::make_mut(&mut self.limit_key_lists).add(domain, &keys),
@@ -329,7 +353,8 @@ impl Overrides {
             Target::Plan { domain, key, value } => {
                 let plan = self.intern(&entry.value);
                 let hash = self.entity_hash(domain, &[Entry { key, value }]);
-                let (metadata, until) = (self.metadata(&entry), expiry_seconds(entry.until));
+                let metadata = self.metadata(&entry);
+                let until = expiry_seconds(entry.until);
                 match self.plans.insert(hash, Entity { value: plan, until }, metadata) {
                     Some((entity, metadata)) => self.release_plan(entity, &metadata, &entry.target),
                     None => Arc::make_mut(&mut self.plan_key_lists).add(domain, &[key]),
@@ -365,19 +390,20 @@ impl Overrides {
         if origin != Origin::Store {
             return;
         }
-        let end = |switch: &Override| Some((switch.until?, switch.target.clone()));
-        if let Some(end) = before.and_then(end) {
-            Arc::make_mut(&mut self.expirations).remove(&end);
+        if let Some(expiration) = before.and_then(expiration_of) {
+            Arc::make_mut(&mut self.expirations).remove(&expiration);
         }
-        if let Some(end) = after.and_then(end) {
-            Arc::make_mut(&mut self.expirations).insert(end);
+        if let Some(expiration) = after.and_then(expiration_of) {
+            Arc::make_mut(&mut self.expirations).insert(expiration);
         }
     }
 
     /// Replaces all switches of an origin.
     pub fn set_switches(&mut self, switches: &[Override], origin: Origin) {
         Arc::make_mut(&mut self.switches).by_origin_mut(origin).clear();
-        switches.iter().for_each(|switch| self.set_switch(switch, origin));
+        for switch in switches {
+            self.set_switch(switch, origin);
+        }
     }
 
     /// Returns only the switches that are not from the store.
@@ -504,7 +530,7 @@ impl Overrides {
         Some(Override {
             target: Target::parse(&metadata.target).ok()?,
             value: text_of(entity.value),
-            until: (entity.until > 0).then(|| Micros::from_secs(entity.until.into())),
+            until: if entity.until > 0 { Some(Micros::from_secs(entity.until.into())) } else { None },
             author: self.texts.text(metadata.author),
             reason: self.texts.text(metadata.reason),
             at: metadata.at(),
@@ -513,11 +539,16 @@ impl Overrides {
     }
 }
 
+/// Returns the entry of `expirations` for an override, or `None` if it does not expire.
+fn expiration_of(entry: &Override) -> Option<(Micros, Target)> {
+    Some((entry.until?, entry.target.clone()))
+}
+
 fn parse_limit(text: &str, options: Options) -> Result<CustomLimit, OverrideError> {
-    let messages = |diagnostics: Vec<sluicegate_rules::Diagnostic>| {
-        diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()).collect::<Vec<_>>().join("; ")
-    };
-    CustomLimit::read(text, options).map_err(|diagnostics| OverrideError::Limit(messages(diagnostics)))
+    CustomLimit::read(text, options).map_err(|diagnostics| {
+        let messages: Vec<&str> = diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()).collect();
+        OverrideError::Limit(messages.join("; "))
+    })
 }
 
 fn entries_of(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {
@@ -526,5 +557,8 @@ fn entries_of(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {
 
 /// Converts a time of expiry to seconds, rounded up and at least 1. Returns 0 for `None`.
 fn expiry_seconds(until: Option<Micros>) -> u32 {
-    until.map_or(0, |until| u32::try_from(until.ceil_secs()).unwrap_or(u32::MAX).max(1))
+    match until {
+        Some(until) => u32::try_from(until.ceil_secs()).unwrap_or(u32::MAX).max(1),
+        None => 0,
+    }
 }

@@ -117,20 +117,26 @@ impl Modes {
         if in_force.is_empty() {
             return Self::default();
         }
-        let by_scope: BTreeMap<&Scope, Mode> = in_force.iter().map(|(scope, mode, _)| (scope, *mode)).collect();
-        let mode = |scope: &Scope| by_scope.get(scope).copied();
-        let of_rule = |rule: &Rule| scopes(&domain_of(rule), Some(rule)).iter().find_map(mode);
-        let domains = in_force.iter().filter_map(|(scope, mode, _)| match scope {
-            Scope::Domain(domain) => Some((domain.as_str().into(), *mode)),
-            Scope::Rule { .. } | Scope::Algorithm(_) | Scope::Everything => None,
-        });
-        let domains = domains.collect();
+        let mut by_scope: BTreeMap<&Scope, Mode> = BTreeMap::new();
+        let mut domains = HashMap::new();
+        for (scope, mode, _) in &in_force {
+            by_scope.insert(scope, *mode);
+            if let Scope::Domain(domain) = scope {
+                domains.insert(domain.as_str().into(), *mode);
+            }
+        }
+        let mut rule_modes = Vec::with_capacity(rules.rules().len());
+        for rule in rules.rules() {
+            let containing = scopes(&domain_of(rule), Some(rule));
+            rule_modes.push(containing.iter().find_map(|scope| by_scope.get(scope).copied()));
+        }
+        let default_algorithm = Scope::Algorithm(Algorithm::DEFAULT.name.to_owned());
         Self {
             any: true,
-            rules: rules.rules().iter().map(of_rule).collect(),
+            rules: rule_modes,
             domains,
-            without_rule: mode(&Scope::Algorithm(Algorithm::DEFAULT.name.to_owned())),
-            everything: mode(&Scope::Everything),
+            without_rule: by_scope.get(&default_algorithm).copied(),
+            everything: by_scope.get(&Scope::Everything).copied(),
             in_force,
         }
     }
@@ -168,12 +174,25 @@ pub(super) fn scopes(domain: &str, rule: Option<&Rule>) -> Vec<Scope> {
         let algorithm = Scope::Algorithm(Algorithm::DEFAULT.name.to_owned());
         return vec![algorithm, Scope::Domain(domain.to_owned()), Scope::Everything];
     };
-    let named = |rule: String| Scope::Rule { domain: domain.to_owned(), rule };
-    let name = rule.name.as_deref().map(|name| named(name.to_owned()));
-    let algorithm = rule.limit.as_ref().map(|limit| Scope::Algorithm(limit.algorithm().name().to_owned()));
-    let shedding = (rule.sheds || !rule.classes.is_empty()).then(|| Scope::Algorithm(SHEDDING.to_owned()));
-    let path = named(rule.labels[1..].join("."));
-    let all_plans = rule.labels_without_plan().map(|labels| named(labels[1..].join(".")));
-    let rule_scopes = name.into_iter().chain([path]).chain(all_plans).chain(algorithm).chain(shedding);
-    rule_scopes.chain([Scope::Domain(domain.to_owned()), Scope::Everything]).collect()
+    let mut scopes = Vec::new();
+    if let Some(name) = &rule.name {
+        scopes.push(rule_scope(domain, name.to_string()));
+    }
+    scopes.push(rule_scope(domain, rule.labels[1..].join(".")));
+    if let Some(labels) = rule.labels_without_plan() {
+        scopes.push(rule_scope(domain, labels[1..].join(".")));
+    }
+    if let Some(limit) = &rule.limit {
+        scopes.push(Scope::Algorithm(limit.algorithm().name().to_owned()));
+    }
+    if rule.sheds || !rule.classes.is_empty() {
+        scopes.push(Scope::Algorithm(SHEDDING.to_owned()));
+    }
+    scopes.push(Scope::Domain(domain.to_owned()));
+    scopes.push(Scope::Everything);
+    scopes
+}
+
+fn rule_scope(domain: &str, rule: String) -> Scope {
+    Scope::Rule { domain: domain.to_owned(), rule }
 }

@@ -165,17 +165,16 @@ impl Target {
     ///
     /// Returns an error if the text is malformed or the target is invalid.
     pub fn parse(text: &str) -> Result<Self, TargetError> {
-        let malformed = || TargetError::Malformed(text.to_owned());
         let mut parts = text.split('|');
         let kind = parts.next().unwrap_or_default();
         let parts: Vec<&str> = parts.collect();
         let target = match (kind, parts.as_slice()) {
             ("limit", [domain, entries @ ..]) => {
                 let entries = entries.iter().map(|entry| read_entry(entry)).collect::<Option<_>>();
-                Self::Limit { domain: decode(domain), entries: entries.ok_or_else(malformed)? }
+                Self::Limit { domain: decode(domain), entries: entries.ok_or_else(|| malformed(text))? }
             }
             ("plan", [domain, entry]) => {
-                let (key, value) = read_entry(entry).ok_or_else(malformed)?;
+                let (key, value) = read_entry(entry).ok_or_else(|| malformed(text))?;
                 Self::Plan { domain: decode(domain), key, value }
             }
             ("switch", ["everything"]) => Self::Switch(Scope::Everything),
@@ -186,9 +185,9 @@ impl Target {
             }
             ("rules", [slot]) => {
                 let slot = RuleSetSlot::ALL.into_iter().find(|other| other.name() == *slot);
-                Self::Rules(slot.ok_or_else(malformed)?)
+                Self::Rules(slot.ok_or_else(|| malformed(text))?)
             }
-            _ => return Err(malformed()),
+            _ => return Err(malformed(text)),
         };
         let target = target.with_bounded_values();
         // The text that is stored can be up to three times as long, because `parse` also accepts unescaped characters.
@@ -196,6 +195,10 @@ impl Target {
         target.check_length(if is_surely_short { text.len() } else { target.to_string().len() })?;
         Ok(target)
     }
+}
+
+fn malformed(text: &str) -> TargetError {
+    TargetError::Malformed(text.to_owned())
 }
 
 fn read_entry(entry: &str) -> Option<(String, String)> {
@@ -210,34 +213,36 @@ fn decode(text: &str) -> String {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = Vec::new();
-        let mut part = |separator: &str, part: &str| {
-            text.extend_from_slice(separator.as_bytes());
-            escape(&mut text, part, ESCAPED);
-        };
         match self {
             Self::Limit { domain, entries } => {
-                part("limit|", domain);
+                append_part(&mut text, "limit|", domain);
                 for (key, value) in entries {
-                    part("|", key);
-                    part("=", value);
+                    append_part(&mut text, "|", key);
+                    append_part(&mut text, "=", value);
                 }
             }
             Self::Plan { domain, key, value } => {
-                part("plan|", domain);
-                part("|", key);
-                part("=", value);
+                append_part(&mut text, "plan|", domain);
+                append_part(&mut text, "|", key);
+                append_part(&mut text, "=", value);
             }
-            Self::Rules(slot) => part("rules|", slot.name()),
-            Self::Switch(Scope::Everything) => part("switch|", "everything"),
-            Self::Switch(Scope::Domain(domain)) => part("switch|domain|", domain),
-            Self::Switch(Scope::Algorithm(algorithm)) => part("switch|kind|", algorithm),
+            Self::Rules(slot) => append_part(&mut text, "rules|", slot.name()),
+            Self::Switch(Scope::Everything) => append_part(&mut text, "switch|", "everything"),
+            Self::Switch(Scope::Domain(domain)) => append_part(&mut text, "switch|domain|", domain),
+            Self::Switch(Scope::Algorithm(algorithm)) => append_part(&mut text, "switch|kind|", algorithm),
             Self::Switch(Scope::Rule { domain, rule }) => {
-                part("switch|rule|", domain);
-                part("|", rule);
+                append_part(&mut text, "switch|rule|", domain);
+                append_part(&mut text, "|", rule);
             }
         }
         f.write_str(&String::from_utf8_lossy(&text))
     }
+}
+
+/// Appends a separator, and a part in which separators are escaped.
+fn append_part(text: &mut Vec<u8>, separator: &str, part: &str) {
+    text.extend_from_slice(separator.as_bytes());
+    escape(text, part, ESCAPED);
 }
 
 #[cfg(test)]
