@@ -34,8 +34,13 @@ use super::{
 /// Maximum number of hits in a shared call. Redis serves nothing else while a call runs.
 const MAX_BATCH_HITS: usize = 64;
 
-/// The time of a call and the steps of one request's hits.
-pub(super) type Steps = (Micros, SmallVec<[Step; 1]>);
+/// The steps of one request's hits.
+pub(super) struct RequestSteps {
+    /// Time of the call.
+    pub(super) at: Micros,
+    /// Steps in the order of the hits.
+    pub(super) steps: SmallVec<[Step; 1]>,
+}
 
 /// Sends one worker's calls to one server, several requests per call.
 pub(super) struct Batcher {
@@ -67,7 +72,7 @@ struct Batch {
 /// A request that waits for its part of the reply: the next `hits` steps.
 struct Waiter {
     hits: usize,
-    answer: oneshot::Sender<Result<Steps, CallError>>,
+    answer: oneshot::Sender<Result<RequestSteps, CallError>>,
 }
 
 impl Batcher {
@@ -75,8 +80,14 @@ impl Batcher {
     pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId, groups: &Arc<CallGroups>) -> Arc<Self> {
         let node = Node::start(server, Arc::clone(&shared), worker);
         let response_batching = ResponseBatching::new(groups);
-        let (pending, ready, single_slot) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
-        let batcher = Arc::new(Self { node, response_batching, shared, pending, ready, single_slot });
+        let batcher = Arc::new(Self {
+            node,
+            response_batching,
+            shared,
+            pending: Mutex::default(),
+            ready: Notify::new(),
+            single_slot: AtomicBool::new(false),
+        });
         tokio::spawn(Arc::clone(&batcher).send());
         batcher
     }
@@ -106,16 +117,16 @@ impl Batcher {
         charge: Charge,
         now: Micros,
         slot: Option<u16>,
-    ) -> Result<Steps, CallError> {
+    ) -> Result<RequestSteps, CallError> {
         if !self.node.is_up() && !Box::pin(self.node.wait_for_reconnection()).await {
             return Err(StoreError::Unavailable.into());
         }
-        let (answer, steps) = oneshot::channel();
-        self.enqueue(hits, charge, now, slot, answer);
+        let (sender, answer) = oneshot::channel();
+        self.enqueue(hits, charge, now, slot, sender);
         // The sender is dropped unused only if the batcher is closed or its runtime has ended.
-        let steps = steps.await.unwrap_or(Err(StoreError::Unavailable.into()));
-        let rejected_multi_slot = match &steps {
-            Ok((_, steps)) => {
+        let answer = answer.await.unwrap_or(Err(StoreError::Unavailable.into()));
+        let rejected_multi_slot = match &answer {
+            Ok(RequestSteps { steps, .. }) => {
                 self.report_invalid_states(steps);
                 steps.iter().any(|step| step.outcome == Outcome::Undeclared)
             }
@@ -127,7 +138,7 @@ impl Batcher {
                 "Redis server rejects calls with keys of several slots; sending one call per slot"
             );
         }
-        steps
+        answer
     }
 
     /// Runs the steps of `hits` in a call of their own with declared keys, which a cluster can redirect.
@@ -139,16 +150,21 @@ impl Batcher {
         charge: Charge,
         now: Micros,
         asking: bool,
-    ) -> Result<Steps, CallError> {
+    ) -> Result<RequestSteps, CallError> {
         let mut call = Call::default();
         self.shared.script.add(&mut call, hits, charge, now);
         let command = self.shared.script.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
-        let (now, mut reply_steps) = combined_script::parse_reply(&reply).ok_or_else(|| self.node.mark_suspect())?;
-        let steps = reply_steps.take(hits.len()).filter(|_| reply_steps.is_empty());
-        let steps = steps.ok_or_else(|| self.node.mark_suspect())?;
-        self.report_invalid_states(&steps);
-        Ok((now, steps))
+        let Some((at, mut reply_steps)) = combined_script::parse_reply(&reply) else {
+            return Err(self.node.mark_suspect());
+        };
+        match reply_steps.take(hits.len()) {
+            Some(steps) if reply_steps.is_empty() => {
+                self.report_invalid_states(&steps);
+                Ok(RequestSteps { at, steps })
+            }
+            _ => Err(self.node.mark_suspect()),
+        }
     }
 
     fn report_invalid_states(&self, steps: &[Step]) {
@@ -163,19 +179,21 @@ impl Batcher {
         charge: Charge,
         now: Micros,
         slot: Option<u16>,
-        answer: oneshot::Sender<Result<Steps, CallError>>,
+        answer: oneshot::Sender<Result<RequestSteps, CallError>>,
     ) {
         let can_join = self.shared.script.can_join_requests();
         let mut pending = self.pending();
         if pending.closed {
             return;
         }
-        let has_room =
-            |batch: &Batch| can_join && batch.slot == slot && batch.call.hits() + hits.len() <= MAX_BATCH_HITS;
-        let index = pending.batches.iter().rposition(has_room).unwrap_or_else(|| {
-            pending.batches.push(Batch { slot, ..Batch::default() });
-            pending.batches.len() - 1
-        });
+        let joined = pending.batches.iter().rposition(|batch| can_join && batch.has_room(slot, hits.len()));
+        let index = match joined {
+            Some(index) => index,
+            None => {
+                pending.batches.push(Batch { slot, ..Batch::default() });
+                pending.batches.len() - 1
+            }
+        };
         let batch = &mut pending.batches[index];
         self.shared.script.add(&mut batch.call, hits, charge, now);
         batch.waiters.push(Waiter { hits: hits.len(), answer });
@@ -187,17 +205,15 @@ impl Batcher {
         loop {
             self.ready.notified().await;
             yield_now().await;
-            let (batches, closed) = {
-                let mut pending = self.pending();
-                (std::mem::take(&mut pending.batches), pending.closed)
-            };
+            let Pending { batches, closed } = self.take_pending();
             for batch in batches {
                 // Only a cluster has slots; elsewhere all keys can be declared.
                 let keys = match batch.slot {
                     None if self.shared.topology.is_cluster() => Keys::AsArguments,
                     _ => Keys::Declared,
                 };
-                let (this, command) = (Arc::clone(&self), self.shared.script.command(&batch.call, keys));
+                let this = Arc::clone(&self);
+                let command = self.shared.script.command(&batch.call, keys);
                 let call = self.response_batching.sent();
                 tokio::spawn(async move {
                     let reply = this.node.call(&command, false).await;
@@ -212,24 +228,38 @@ impl Batcher {
         }
     }
 
+    /// Removes the queued requests, and returns them and whether the batcher is closed.
+    fn take_pending(&self) -> Pending {
+        let mut pending = self.pending();
+        Pending { batches: std::mem::take(&mut pending.batches), closed: pending.closed }
+    }
+
     fn pending(&self) -> MutexGuard<'_, Pending> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Batch {
+    /// Returns whether a request with this number of hits can share the call. `slot` is the slot of its keys.
+    fn has_room(&self, slot: Option<u16>, hits: usize) -> bool {
+        self.slot == slot && self.call.hits() + hits <= MAX_BATCH_HITS
+    }
+
     fn answer(self, reply: Result<redis::Value, CallError>, node: &Node) {
         let reply = match reply {
             Ok(reply) => reply,
             Err(error) => return self.fail(&error),
         };
-        let Some((now, mut reply_steps)) = combined_script::parse_reply(&reply) else {
+        let Some((at, mut reply_steps)) = combined_script::parse_reply(&reply) else {
             return self.fail(&node.mark_suspect());
         };
         for waiter in self.waiters {
-            let steps = reply_steps.take(waiter.hits).ok_or_else(|| node.mark_suspect());
+            let answer = match reply_steps.take(waiter.hits) {
+                Some(steps) => Ok(RequestSteps { at, steps }),
+                None => Err(node.mark_suspect()),
+            };
             // Sending fails if the request was cancelled, but its hits are counted.
-            let _ = waiter.answer.send(steps.map(|steps| (now, steps)));
+            let _ = waiter.answer.send(answer);
         }
     }
 

@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use super::{
     Redis,
-    batch::{Batcher, Steps},
+    batch::{Batcher, RequestSteps},
     combined_script::{Outcome, Step},
     node::{CallError, Redirect},
     pool::{MAX_REDIRECTS, Pool, Target},
@@ -46,7 +46,9 @@ impl Redis {
     async fn step_all_or_none(&self, target: Option<Target>, hits: &[Hit<&Counter>], now: Micros) -> StepOutcomes {
         if let Some(target) = target {
             match target.batcher.steps(hits, Charge::All, now, target.slot).await {
-                Ok((now, steps)) if steps.iter().all(Step::is_final) => return to_group_results(hits, steps, now),
+                Ok(RequestSteps { at, steps }) if steps.iter().all(Step::is_final) => {
+                    return to_group_results(hits, steps, at);
+                }
                 Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
                 Ok(_) | Err(CallError::Redirected(_)) => {}
             }
@@ -60,8 +62,12 @@ impl Redis {
     fn common_target(&self, hits: &[Hit<&Counter>]) -> Option<Target> {
         let (first, others) = hits.split_first()?;
         let target = self.target(first)?;
-        let same = |hit: &Hit<&Counter>| self.target(hit).is_some_and(|other| other.shares_call_with(&target));
-        others.iter().all(same).then_some(target)
+        for hit in others {
+            if !self.target(hit)?.shares_call_with(&target) {
+                return None;
+            }
+        }
+        Some(target)
     }
 
     fn target(&self, hit: &Hit<&Counter>) -> Option<Target> {
@@ -70,24 +76,17 @@ impl Redis {
 
     /// Runs the step of each hit independently, with one call per server.
     async fn step_each(&self, hits: &[Hit<&Counter>], now: Micros) -> StepOutcomes {
-        let mut answers: StepOutcomes = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
-        let parts = self.parts(hits, Granularity::Server).into_iter().map(async |part| {
-            let part_hits: SmallVec<[Hit<&Counter>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
-            (self.step_part(&part.target, &part_hits, now).await, part.indices)
-        });
-        for (part_answers, indices) in join_all(parts).await {
-            for (answer, index) in part_answers.into_iter().zip(indices) {
-                answers[index] = answer;
-            }
-        }
-        answers
+        let parts = self.parts(hits, Granularity::Server);
+        let calls = parts.iter().map(async |part| self.step_part(&part.target, &part.hits_of(hits), now).await);
+        let answers = join_all(calls).await;
+        combine_parts(hits.len(), &parts, answers)
     }
 
     /// Runs the steps of hits of one server, each independently.
     async fn step_part(&self, target: &Target, hits: &[Hit<&Counter>], now: Micros) -> StepOutcomes {
         // The steps are moved into the boxed future, to keep the future of a pending decision small.
         let redirected = match target.batcher.steps(hits, Charge::Each, now, target.slot).await {
-            Ok((at, steps)) if steps.iter().all(Step::is_final) => {
+            Ok(RequestSteps { at, steps }) if steps.iter().all(Step::is_final) => {
                 return hits.iter().zip(steps).map(|(hit, step)| to_result(step, at, hit.action)).collect();
             }
             result => Box::pin(self.resend_redirected(target, hits, now, result)),
@@ -101,18 +100,27 @@ impl Redis {
         target: &Target,
         hits: &[Hit<&Counter>],
         now: Micros,
-        result: Result<Steps, CallError>,
+        result: Result<RequestSteps, CallError>,
     ) -> StepOutcomes {
-        let (at, steps, redirect) = match result {
-            Ok((at, steps)) => (at, steps, None),
-            Err(CallError::Redirected(to)) => (now, SmallVec::new(), Some(to)),
+        let (RequestSteps { at, steps }, redirect) = match result {
+            Ok(steps) => (steps, None),
+            Err(CallError::Redirected(to)) => (RequestSteps { at: now, steps: SmallVec::new() }, Some(to)),
             Err(CallError::Failed(error)) => return hits.iter().map(|_| Err(error)).collect(),
         };
-        let steps = steps.into_iter().map(Some).chain(std::iter::repeat(None));
-        let answers = hits.iter().zip(steps).map(async |(hit, step)| match step {
-            Some(step) if step.is_final() => to_result(step, at, hit.action),
-            _ => self.resend_one(hit, now, &target.batcher, redirect.as_ref()).await,
-        });
+        let batcher = &target.batcher;
+        let redirect = redirect.as_ref();
+        // There are no steps after a redirect.
+        let mut steps = steps.into_iter();
+        let mut answers = Vec::with_capacity(hits.len());
+        for hit in hits {
+            let step = steps.next();
+            answers.push(async move {
+                match step {
+                    Some(step) if step.is_final() => to_result(step, at, hit.action),
+                    _ => self.resend_one(hit, now, batcher, redirect).await,
+                }
+            });
+        }
         join_all(answers).await.into()
     }
 
@@ -124,11 +132,11 @@ impl Redis {
         redirect: Option<&Redirect>,
     ) -> HitResult {
         let one = std::slice::from_ref(hit);
-        let from = (Arc::clone(from), redirect.cloned());
-        match self.follow_redirects(self.pool(hit), one, Charge::Each, now, from).await {
-            Ok((now, mut steps)) => {
+        let pool = self.pool(hit);
+        match self.follow_redirects(pool, one, Charge::Each, now, Arc::clone(from), redirect.cloned()).await {
+            Ok(RequestSteps { at, mut steps }) => {
                 let step = steps.pop().ok_or_else(StoreError::missing)?;
-                to_result(step, now, hit.action)
+                to_result(step, at, hit.action)
             }
             Err(CallError::Failed(error)) => Err(error),
             // Only several hits can be split.
@@ -136,16 +144,17 @@ impl Redis {
         }
     }
 
-    /// Runs the steps of hits of one slot in one call, and follows redirects. Fails with [`Redirect::Split`] if no
-    /// single server has all of them.
+    /// Runs the steps of hits of one slot in one call to `batcher`, after `redirect` if it is set, and follows redirects.
+    /// Fails with [`Redirect::Split`] if no single server has all of them.
     async fn follow_redirects(
         &self,
         pool: &Arc<Pool>,
         hits: &[Hit<&Counter>],
         charge: Charge,
         now: Micros,
-        (mut batcher, mut redirect): (Arc<Batcher>, Option<Redirect>),
-    ) -> Result<Steps, CallError> {
+        mut batcher: Arc<Batcher>,
+        mut redirect: Option<Redirect>,
+    ) -> Result<RequestSteps, CallError> {
         let follow = async {
             for _ in 0..MAX_REDIRECTS {
                 let asking = matches!(redirect, Some(Redirect::Ask(..)));
@@ -174,22 +183,13 @@ impl Redis {
         let hits: Vec<Hit<&Counter>> = hits.iter().map(Hit::borrowed).collect();
         for granularity in [Granularity::Server, Granularity::Slot, Granularity::Hit] {
             let parts = self.parts(&hits, granularity);
-            // A hit cannot be decided if its server is unknown.
-            let has_server = |index: usize| parts.iter().any(|part| part.indices.contains(&index));
-            let denied = (0..hits.len()).any(|index| hits[index].blocks.on_error() && !has_server(index));
+            let denied = is_denied_without_server(&hits, &parts);
             let outcome = watch::Sender::new(ChargeOutcome { pending_parts: parts.len(), denied, misplaced: false });
-            let results =
-                join_all(parts.iter().map(|part| self.take_part(part, &hits, now, granularity, &outcome))).await;
-            if outcome.borrow().misplaced {
-                continue;
+            let takes = parts.iter().map(|part| self.take_part(part, &hits, now, granularity, &outcome));
+            let answers = join_all(takes).await;
+            if !outcome.borrow().misplaced {
+                return combine_parts(hits.len(), &parts, answers);
             }
-            let mut answers: StepOutcomes = hits.iter().map(|_| Err(StoreError::Unavailable)).collect();
-            for (part, own) in parts.iter().zip(results) {
-                for (index, answer) in part.indices.iter().zip(own) {
-                    answers[*index] = answer;
-                }
-            }
-            return answers;
         }
         hits.iter().map(|_| Err(StoreError::Rejected)).collect()
     }
@@ -203,26 +203,27 @@ impl Redis {
         granularity: Granularity,
         outcome: &watch::Sender<ChargeOutcome>,
     ) -> StepOutcomes {
-        let part_hits: SmallVec<[Hit<&Counter>; 4]> = part.indices.iter().map(|index| hits[*index]).collect();
+        let part_hits = part.hits_of(hits);
         let Target { batcher, slot } = &part.target;
         let result = match granularity {
             Granularity::Server => batcher.steps(&part_hits, Charge::All, now, *slot).await,
             Granularity::Slot | Granularity::Hit => {
-                let from = (Arc::clone(batcher), None);
-                self.follow_redirects(self.pool(&part_hits[0]), &part_hits, Charge::All, now, from).await
+                let pool = self.pool(&part_hits[0]);
+                self.follow_redirects(pool, &part_hits, Charge::All, now, Arc::clone(batcher), None).await
             }
         };
-        let (answers, misplaced, taken_at) = match result {
-            Ok((_, steps)) if !steps.iter().all(Step::is_final) => (StepOutcomes::new(), true, None),
-            Err(CallError::Redirected(_)) => (StepOutcomes::new(), true, None),
-            Err(CallError::Failed(error)) => (part_hits.iter().map(|_| Err(error)).collect(), false, None),
-            Ok((at, steps)) => (to_group_results(&part_hits, steps, at), false, Some(at)),
-        };
-        let denies = |(hit, answer): (&Hit<&Counter>, &HitResult)| match answer {
-            Ok(step) => hit.blocks.on_denial() && !step.allowed,
-            Err(_) => hit.blocks.on_error(),
-        };
-        let denied = part_hits.iter().zip(&answers).any(denies);
+        let mut answers = StepOutcomes::new();
+        let mut misplaced = false;
+        let mut taken_at = None;
+        match result {
+            Ok(RequestSteps { at, steps }) if steps.iter().all(Step::is_final) => {
+                answers = to_group_results(&part_hits, steps, at);
+                taken_at = Some(at);
+            }
+            Ok(_) | Err(CallError::Redirected(_)) => misplaced = true,
+            Err(CallError::Failed(error)) => answers = part_hits.iter().map(|_| Err(error)).collect(),
+        }
+        let denied = part_hits.iter().zip(&answers).any(|(hit, answer)| denies_request(hit, answer));
         outcome.send_modify(|outcome| {
             outcome.pending_parts -= 1;
             outcome.denied |= denied || misplaced;
@@ -247,15 +248,20 @@ impl Redis {
         taken_at: Micros,
         now: Micros,
     ) -> StepOutcomes {
-        let counts = |hit: &Hit<&Counter>, step: &StepOutcome| step.allowed || hit.counter.program.counts_denied();
-        let has_taken = |index: &usize| {
-            let hit = &hits[*index];
-            hit.action == Action::Take && answers[*index].as_ref().is_ok_and(|step| counts(hit, step))
-        };
-        let indices: SmallVec<[usize; 4]> = (0..hits.len()).filter(has_taken).collect();
-        let rollback = |index: &usize| Hit { action: Action::RollBack(taken_at), ..hits[*index] };
-        let rollbacks: SmallVec<[Hit<&Counter>; 4]> = indices.iter().map(rollback).collect();
-        for (index, result) in indices.into_iter().zip(self.step_each(&rollbacks, now).await) {
+        let mut indices: SmallVec<[usize; 4]> = SmallVec::new();
+        let mut rollbacks: SmallVec<[Hit<&Counter>; 4]> = SmallVec::new();
+        for (index, hit) in hits.iter().enumerate() {
+            let Ok(step) = &answers[index] else {
+                continue;
+            };
+            let is_counted = step.allowed || hit.counter.program.counts_denied();
+            if hit.action == Action::Take && is_counted {
+                indices.push(index);
+                rollbacks.push(Hit { action: Action::RollBack(taken_at), ..*hit });
+            }
+        }
+        let results = self.step_each(&rollbacks, now).await;
+        for (index, result) in indices.into_iter().zip(results) {
             match result {
                 Ok(step) => answers[index] = Ok(step),
                 Err(_) => self.metrics.health().rollback_failed(self.worker),
@@ -301,6 +307,13 @@ struct CallPart {
     indices: SmallVec<[usize; 4]>,
 }
 
+impl CallPart {
+    /// Returns the hits of the part. `hits` are those of the request.
+    fn hits_of<'h>(&self, hits: &[Hit<&'h Counter>]) -> SmallVec<[Hit<&'h Counter>; 4]> {
+        self.indices.iter().map(|index| hits[*index]).collect()
+    }
+}
+
 /// The combined outcome of the parts that have completed.
 struct ChargeOutcome {
     pending_parts: usize,
@@ -317,6 +330,37 @@ impl Step {
     }
 }
 
+/// Combines the answers of parts in the order of the request's hits. A hit that is in no part is unavailable.
+fn combine_parts(hits: usize, parts: &[CallPart], part_answers: Vec<StepOutcomes>) -> StepOutcomes {
+    let mut combined: StepOutcomes = (0..hits).map(|_| Err(StoreError::Unavailable)).collect();
+    for (part, answers) in parts.iter().zip(part_answers) {
+        for (index, answer) in part.indices.iter().zip(answers) {
+            combined[*index] = answer;
+        }
+    }
+    combined
+}
+
+/// Returns whether a hit prevents the request because its server is unknown, so that it cannot be decided.
+fn is_denied_without_server(hits: &[Hit<&Counter>], parts: &[CallPart]) -> bool {
+    for (index, hit) in hits.iter().enumerate() {
+        let has_server = parts.iter().any(|part| part.indices.contains(&index));
+        if hit.blocks.on_error() && !has_server {
+            return true;
+        }
+    }
+    false
+}
+
+/// Returns whether the answer to a hit prevents the takes of its request.
+fn denies_request(hit: &Hit<&Counter>, answer: &HitResult) -> bool {
+    match answer {
+        Ok(step) => hit.blocks.on_denial() && !step.allowed,
+        Err(_) => hit.blocks.on_error(),
+    }
+}
+
+/// Converts the step of a hit with this action. A step without a decision is an error.
 fn to_result(step: Step, at: Micros, action: Action) -> HitResult {
     let allowed = match step.outcome {
         Outcome::Allowed => true,
@@ -328,13 +372,13 @@ fn to_result(step: Step, at: Micros, action: Action) -> HitResult {
 
 /// Converts the steps of hits that were charged together. If a binding hit was denied, the others are peeks.
 fn to_group_results(hits: &[Hit<&Counter>], steps: SmallVec<[Step; 1]>, at: Micros) -> StepOutcomes {
-    let denies = |(hit, step): (&Hit<&Counter>, &Step)| hit.blocks.on_denial() && step.outcome == Outcome::Denied;
-    let denied = hits.iter().zip(&steps).any(denies);
-    let action = |hit: &Hit<&Counter>| match hit.action {
-        Action::Take if denied => Action::Peek,
-        action => action,
-    };
-    hits.iter().zip(steps).map(|(hit, step)| to_result(step, at, action(hit))).collect()
+    let denied = hits.iter().zip(&steps).any(|(hit, step)| hit.blocks.on_denial() && step.outcome == Outcome::Denied);
+    let mut results = StepOutcomes::with_capacity(hits.len());
+    for (hit, step) in hits.iter().zip(steps) {
+        let action = if denied && hit.action == Action::Take { Action::Peek } else { hit.action };
+        results.push(to_result(step, at, action));
+    }
+    results
 }
 
 #[cfg(test)]
