@@ -156,8 +156,8 @@ impl Login {
     }
 }
 
-/// Returns the user and the password of a secret. `info` contains the user of the address. Without one, the secret can
-/// be `user:password`.
+/// Splits a secret into its user, if there is one, and its password. `info` contains the user of the address. Without
+/// one, the secret can be `user:password`.
 pub(super) fn split<'s>(secret: &'s str, info: &'s RedisConnectionInfo) -> (Option<&'s str>, &'s str) {
     if let Some(user) = info.username() {
         return (Some(user), secret);
@@ -177,7 +177,7 @@ fn read_secret(path: &Path) -> io::Result<Secret> {
 /// Returns a text without the end of its last line, or `None` if it is empty.
 fn secret(text: &str) -> Option<Secret> {
     let text = text.trim_end_matches(['\r', '\n']);
-    (!text.is_empty()).then(|| text.into())
+    if text.is_empty() { None } else { Some(text.into()) }
 }
 
 /// Runs a command on a thread of its own.
@@ -187,11 +187,12 @@ fn secret(text: &str) -> Option<Secret> {
 async fn run_on_thread(line: &str) -> Result<Secret, String> {
     let (sender, result) = oneshot::channel();
     let line = line.to_owned();
-    let run = move || {
+    let thread = thread::Builder::new().name("password".into());
+    let spawned = thread.spawn(move || {
         // The receiver has gone if the service ends.
         let _ = sender.send(run(&line, COMMAND_TIMEOUT));
-    };
-    thread::Builder::new().name("password".into()).spawn(run).map_err(|error| error.to_string())?;
+    });
+    spawned.map_err(|error| error.to_string())?;
     result.await.unwrap_or_else(|_| Err("the thread of the command has ended".to_owned()))
 }
 
@@ -239,7 +240,9 @@ fn wait(child: &mut Child, max_time: Duration) -> io::Result<Option<ExitStatus>>
 /// Reads a stream to its end on a thread of its own, and sends at most its first `max_bytes`.
 fn read_start(stream: Option<impl Read + Send + 'static>, max_bytes: u64) -> Receiver<Vec<u8>> {
     let (sender, start) = channel();
-    let read = move || {
+    let thread = thread::Builder::new().name("password".into());
+    // Without the thread, nothing is sent, and the command counts as one that prints nothing.
+    let _ = thread.spawn(move || {
         let Some(mut stream) = stream else {
             return;
         };
@@ -248,9 +251,7 @@ fn read_start(stream: Option<impl Read + Send + 'static>, max_bytes: u64) -> Rec
         let _ = stream.by_ref().take(max_bytes).read_to_end(&mut bytes);
         let _ = io::copy(&mut stream, &mut io::sink());
         let _ = sender.send(bytes);
-    };
-    // Without the thread, nothing is sent, and the command counts as one that prints nothing.
-    let _ = thread::Builder::new().name("password".into()).spawn(read);
+    });
     start
 }
 

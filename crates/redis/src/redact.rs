@@ -10,12 +10,8 @@ pub fn redact(url: &str) -> String {
     };
     // The address of a Unix socket (`unix:/path`, `unix:///path`) contains the password as a parameter.
     let is_socket = rest.strip_prefix("//").unwrap_or(rest).starts_with('/');
-    if let Some((path, query)) = rest.split_once('?').filter(|_| is_socket) {
-        let mask = |parameter: &str| match parameter.split_once('=') {
-            Some((name, _)) if !matches!(name, "db" | "user" | "protocol") => format!("{name}=***"),
-            _ => parameter.to_owned(),
-        };
-        let parameters: Vec<_> = query.split('&').map(mask).collect();
+    if is_socket && let Some((path, query)) = rest.split_once('?') {
+        let parameters: Vec<_> = query.split('&').map(redact_parameter).collect();
         return format!("{scheme}:{path}?{}", parameters.join("&"));
     }
     let Some(rest) = rest.strip_prefix("//") else {
@@ -25,8 +21,16 @@ pub fn redact(url: &str) -> String {
     let Some(credentials) = rest.rfind('@').map(|end| &rest[..end]) else {
         return url;
     };
-    let user = credentials.split(':').next().filter(|_| credentials.contains(':')).unwrap_or_default();
+    let (user, _) = credentials.split_once(':').unwrap_or_default();
     format!("{scheme}://{user}:***{}", &rest[credentials.len()..])
+}
+
+/// Returns a parameter of a query with its value replaced by `***`, unless it is one that contains no secret.
+fn redact_parameter(parameter: &str) -> String {
+    match parameter.split_once('=') {
+        Some((name, _)) if !matches!(name, "db" | "user" | "protocol") => format!("{name}=***"),
+        _ => parameter.to_owned(),
+    }
 }
 
 #[cfg(test)]

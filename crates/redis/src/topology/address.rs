@@ -42,9 +42,11 @@ pub(super) struct ServerConnector {
 
 impl ServerConnector {
     pub(super) fn server(&self, host: &str, port: u16) -> Result<Server, RedisError> {
-        let addr = match self.tls {
-            true => ConnectionAddr::TcpTls { host: host.to_owned(), port, insecure: false, tls_params: None },
-            false => ConnectionAddr::Tcp(host.to_owned(), port),
+        let host = host.to_owned();
+        let addr = if self.tls {
+            ConnectionAddr::TcpTls { host, port, insecure: false, tls_params: None }
+        } else {
+            ConnectionAddr::Tcp(host, port)
         };
         let info = addr.into_connection_info()?.set_redis_settings(self.redis.clone());
         self.access.server(info, None)
@@ -101,7 +103,10 @@ impl Access {
                 "the address contains a password in addition to redis.password_file or redis.password_command",
             ));
         }
-        let name = name.map_or(address, str::to_owned).into();
+        let name = match name {
+            Some(name) => name.into(),
+            None => address.into(),
+        };
         let info = self.with_certificates(info)?;
         Ok(Server { name, info, login: self.login.clone(), certificate_name: self.certificate_name.clone() })
     }
@@ -146,7 +151,10 @@ impl<'u> MultiHostUrl<'u> {
             "rediss" => "rediss",
             _ => return None,
         };
-        let (credentials, remainder) = remainder.split_at(remainder.rfind('@').map_or(0, |at| at + 1));
+        let (credentials, remainder) = match remainder.rfind('@') {
+            Some(at) => remainder.split_at(at + 1),
+            None => ("", remainder),
+        };
         let (hosts, path) = remainder.split_once('/').unwrap_or((remainder, ""));
         let hosts = hosts.split(',').filter(|host| !host.is_empty()).collect();
         Some(Self { scheme, credentials, hosts, path })
@@ -156,13 +164,15 @@ impl<'u> MultiHostUrl<'u> {
         if self.hosts.is_empty() {
             return Err(invalid("the address must contain at least one host"));
         }
-        let info = |host: &&str| {
+        let mut infos = Vec::with_capacity(self.hosts.len());
+        for host in &self.hosts {
             // The port follows the last colon, unless that colon is inside the brackets of an IPv6 address.
             let has_port = host.rsplit_once(':').is_some_and(|(_, port)| !port.contains(']'));
             let port = if has_port { String::new() } else { format!(":{default_port}") };
-            format!("{}://{}{host}{port}/{path}", self.scheme, self.credentials).into_connection_info()
-        };
-        self.hosts.iter().map(info).collect()
+            let url = format!("{}://{}{host}{port}/{path}", self.scheme, self.credentials);
+            infos.push(url.into_connection_info()?);
+        }
+        Ok(infos)
     }
 }
 
@@ -236,6 +246,12 @@ fn explained(url: &str, error: RedisError) -> RedisError {
     invalid("the address cannot be parsed; in a user name or a password, write # / ? @ : % as %23 %2F %3F %40 %3A %25")
 }
 
+/// A node of a ring.
+struct RingServer {
+    server: Server,
+    weight: u32,
+}
+
 /// Returns the view of a ring with the nodes of the URL, named by their addresses, or those of the settings.
 fn ring(multi_host: &MultiHostUrl<'_>, settings: &Settings, access: &Access) -> Result<View, RedisError> {
     let mut nodes = Vec::new();
@@ -248,26 +264,28 @@ fn ring(multi_host: &MultiHostUrl<'_>, settings: &Settings, access: &Access) -> 
                 access.login = None;
             }
             let server = access.server(info, Some(&node.name))?;
-            nodes.push((node.name.clone(), node.weight, server));
+            nodes.push(RingServer { server, weight: node.weight });
         }
     } else {
         for server in access.servers(multi_host.infos(6_379, multi_host.path)?)? {
-            nodes.push((server.name.to_string(), 1, server));
+            nodes.push(RingServer { server, weight: 1 });
         }
     }
     if nodes.is_empty() {
         return Err(invalid("a ring needs at least one node, in the address or in the setting redis.ring"));
     }
-    for (index, (name, weight, _)) in nodes.iter().enumerate() {
-        if nodes[..index].iter().any(|(known, ..)| known == name) {
+    for (index, node) in nodes.iter().enumerate() {
+        let name = &node.server.name;
+        if nodes[..index].iter().any(|known| known.server.name == *name) {
             return Err(invalid("two nodes of a ring have the same name"));
         }
-        if *weight == 0 || name.is_empty() {
+        if node.weight == 0 || name.is_empty() {
             return Err(invalid("a node of a ring needs a name and a weight of at least 1"));
         }
     }
-    let ring = Ring::new(nodes.iter().map(|(name, weight, _)| (name.as_str(), *weight)));
-    Ok(View { servers: nodes.into_iter().map(|(.., server)| server).collect(), placement: Placement::Ring(ring) })
+    let ring = Ring::new(nodes.iter().map(|node| (&*node.server.name, node.weight)));
+    let servers = nodes.into_iter().map(|node| node.server).collect();
+    Ok(View { servers, placement: Placement::Ring(ring) })
 }
 
 /// Replaces credentials and TLS by those for sentinels.
@@ -300,21 +318,22 @@ fn certificates(tls: &TlsSettings) -> Result<Option<TlsCertificates>, SetupError
     if tls.ca_file.is_none() && tls.cert_file.is_none() {
         return Ok(None);
     }
-    let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &Path| {
-        read(path).map_err(|source| SetupError::Certificate { path: path.display().to_string(), source })
-    };
     let client_tls = match (&tls.cert_file, &tls.key_file) {
         (Some(cert), Some(key)) => Some(ClientTlsConfig {
-            client_cert: read(files::read_certificates, cert)?,
-            client_key: read(files::read_key, key)?,
+            client_cert: files::read_certificates(cert).map_err(|error| certificate_error(cert, error))?,
+            client_key: files::read_key(key).map_err(|error| certificate_error(key, error))?,
         }),
         _ => None,
     };
     let root_cert = match &tls.ca_file {
-        Some(ca) => Some(read(files::read_authorities, ca)?),
+        Some(ca) => Some(files::read_authorities(ca).map_err(|error| certificate_error(ca, error))?),
         None => None,
     };
     Ok(Some(TlsCertificates { client_tls, root_cert }))
+}
+
+fn certificate_error(path: &Path, source: io::Error) -> SetupError {
+    SetupError::Certificate { path: path.display().to_string(), source }
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl View {
             Placement::Ring(ring) => ring.node_of(shard().as_ref())?,
             Placement::Slots(owners) => (*owners.get(usize::from(slots::slot(shard().as_ref())))?).into(),
         };
-        (index < self.servers.len()).then_some(index)
+        if index < self.servers.len() { Some(index) } else { None }
     }
 }
 
@@ -86,7 +86,7 @@ pub fn locate(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, 
         Source::Sentinel { master, .. } => KeyLocation::Master(master),
         Source::Fixed => {
             let server = view.index_of(|| shard).and_then(|index| view.servers.get(index));
-            KeyLocation::Server(server.map_or_else(String::new, |server| server.name.to_string()))
+            KeyLocation::Server(server.map(|server| server.name.to_string()).unwrap_or_default())
         }
     })
 }
@@ -97,16 +97,28 @@ pub fn locate(url: &str, settings: &Settings, key: &str) -> Result<KeyLocation, 
 /// Returns an error if the address is invalid, or a certificate or the password cannot be read.
 pub fn ring_nodes(url: &str, settings: &Settings) -> Result<Vec<(String, u32)>, SetupError> {
     let view = address::parse(url, settings)?.view;
-    let is_ring = matches!(view.placement, Placement::Ring(_));
-    let weight = |name: &str| settings.ring.iter().find(|node| node.name == name).map_or(1, |node| node.weight);
-    Ok(view.servers.iter().filter(|_| is_ring).map(|node| (node.name.to_string(), weight(&node.name))).collect())
+    let mut nodes = Vec::new();
+    if !matches!(view.placement, Placement::Ring(_)) {
+        return Ok(nodes);
+    }
+    for server in &view.servers {
+        let weight = match settings.ring.iter().find(|node| node.name == *server.name) {
+            Some(node) => node.weight,
+            None => 1,
+        };
+        nodes.push((server.name.to_string(), weight));
+    }
+    Ok(nodes)
 }
 
 /// Returns the hash tag of a key: the text between the first `{` and the next `}`. Returns `None` if that is empty.
 pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
     let start = key.iter().position(|byte| *byte == b'{')? + 1;
     let length = key[start..].iter().position(|byte| *byte == b'}')?;
-    (length > 0).then(|| &key[start..start + length])
+    if length == 0 {
+        return None;
+    }
+    Some(&key[start..start + length])
 }
 
 /// Discovers the servers of an address and publishes the current [`View`].
@@ -139,11 +151,11 @@ impl Topology {
 
     /// Returns the name of the kind of topology, for the log.
     pub(super) fn name(&self) -> &'static str {
-        match (&self.source, &self.view.borrow().placement) {
-            (Source::Cluster { .. }, _) => "cluster",
-            (Source::Sentinel { .. }, _) => "sentinel",
-            (Source::Fixed, Placement::Ring(_)) => "ring",
-            (Source::Fixed, _) => "server",
+        match &self.source {
+            Source::Cluster { .. } => "cluster",
+            Source::Sentinel { .. } => "sentinel",
+            Source::Fixed if matches!(self.view.borrow().placement, Placement::Ring(_)) => "ring",
+            Source::Fixed => "server",
         }
     }
 

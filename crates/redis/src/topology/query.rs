@@ -74,7 +74,7 @@ impl Source {
         offset: usize,
         connect_timeout: Duration,
     ) -> Result<Option<TopologyReport>, QueryError> {
-        let all_servers: Vec<&Server> = match self {
+        let mut all_servers: Vec<&Server> = match self {
             Self::Fixed => return Ok(None),
             Self::Cluster { seeds, .. } => {
                 let other_seeds = seeds.iter().filter(|seed| servers.iter().all(|server| server.name != seed.name));
@@ -83,9 +83,12 @@ impl Source {
             Self::Sentinel { sentinels, .. } => sentinels.iter().collect(),
         };
         let mut queries = JoinSet::new();
-        let count = MAX_CONCURRENT_QUERIES.min(all_servers.len());
-        for server in all_servers.iter().cycle().skip(offset % all_servers.len().max(1)).take(count) {
-            let (server, query) = ((*server).clone(), self.topology_query());
+        let first = offset % all_servers.len().max(1);
+        all_servers.rotate_left(first);
+        all_servers.truncate(MAX_CONCURRENT_QUERIES);
+        for server in all_servers {
+            let server = server.clone();
+            let query = self.topology_query();
             queries.spawn(async move {
                 let answer =
                     within(connect_timeout, query.send(&server)).await.unwrap_or_else(|_| Err(timeout_error()));

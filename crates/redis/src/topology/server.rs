@@ -41,13 +41,12 @@ impl Server {
             None => None,
         };
         if let Some(secret) = &secret {
-            let mut settings = info.redis_settings().clone();
-            let (user, password) = split(secret, &settings);
-            let (user, password) = (user.map(str::to_owned), password.to_owned());
+            let (user, password) = split(secret, info.redis_settings());
+            let mut settings = info.redis_settings().clone().set_password(password);
             if let Some(user) = user {
                 settings = settings.set_username(user);
             }
-            info = info.set_redis_settings(settings.set_password(password));
+            info = info.set_redis_settings(settings);
         }
         let mut config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
