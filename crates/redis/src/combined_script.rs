@@ -227,9 +227,11 @@ pub(super) fn parse_reply(reply: &Value) -> Option<(Micros, ReplySteps<'_>)> {
     let [Value::Int(now), Value::BulkString(outcomes), states @ ..] = values.as_slice() else {
         return None;
     };
-    let steps = ReplySteps { outcomes, states, consumed: 0 };
-    let fits = outcomes.is_empty() || outcomes.len() == states.len();
-    fits.then_some((Micros::new(u64::try_from(*now).ok()?), steps))
+    if !outcomes.is_empty() && outcomes.len() != states.len() {
+        return None;
+    }
+    let now = Micros::new(u64::try_from(*now).ok()?);
+    Some((now, ReplySteps { outcomes, states, consumed: 0 }))
 }
 
 /// The steps of a reply, which are taken one after the other.

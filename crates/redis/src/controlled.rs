@@ -109,10 +109,13 @@ impl ControlledRedis {
     pub fn client(&self, client: usize, runtime: &Runtime) -> Redis {
         let socket = self.folder.path().join(client.to_string());
         let listener = UnixListener::bind(&socket).unwrap();
-        let (queue, server) = (Arc::clone(&self.queue), self.folder.path().join("redis"));
+        let queue = Arc::clone(&self.queue);
+        let server = self.folder.path().join("redis");
         spawn(move || {
             for stream in listener.incoming() {
-                let (stream, queue, server) = (stream.unwrap(), Arc::clone(&queue), Connection::open(&server));
+                let stream = stream.unwrap();
+                let queue = Arc::clone(&queue);
+                let server = Connection::open(&server);
                 spawn(move || forward(client, stream, server, &queue));
             }
         });
@@ -172,8 +175,10 @@ impl ControlledRedis {
     /// Replaces the contents.
     pub fn set_contents(&self, contents: &[Vec<u8>; 3]) {
         self.run::<()>(&cmd("FLUSHALL"));
-        for (key, dump) in KEYS.iter().zip(contents).filter(|(_, dump)| !dump.is_empty()) {
-            self.run::<()>(cmd("RESTORE").arg(key).arg(0).arg(dump));
+        for (key, dump) in KEYS.iter().zip(contents) {
+            if !dump.is_empty() {
+                self.run::<()>(cmd("RESTORE").arg(key).arg(0).arg(dump));
+            }
         }
     }
 
@@ -197,8 +202,8 @@ impl Drop for ControlledRedis {
 }
 
 /// Forwards the calls of a client to the server. Calls with keys of overrides wait for the model.
-fn forward(client: usize, stream: UnixStream, mut server: Connection, queue: &Queue) {
-    let (mut reader, mut writer) = (BufReader::new(stream.try_clone().unwrap()), stream);
+fn forward(client: usize, mut stream: UnixStream, mut server: Connection, queue: &Queue) {
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
     while let Ok(command) = read_value(&mut reader) {
         let reply = if command.windows(12).any(|part| part == b"{directives}") {
             let (answer, answered) = channel();
@@ -211,7 +216,7 @@ fn forward(client: usize, stream: UnixStream, mut server: Connection, queue: &Qu
             let Ok(reply) = server.call(&command) else { return };
             reply
         };
-        if writer.write_all(&reply).is_err() {
+        if stream.write_all(&reply).is_err() {
             return;
         }
     }

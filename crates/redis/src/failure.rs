@@ -176,7 +176,12 @@ impl Failure {
             ("can't run this command or subcommand", Self::NoPerm),
             ("LOADING", Self::Loading),
         ];
-        known.into_iter().find(|(pattern, _)| detail.contains(pattern)).map_or(Self::Other, |(_, failure)| failure)
+        for (pattern, failure) in known {
+            if detail.contains(pattern) {
+                return failure;
+            }
+        }
+        Self::Other
     }
 
     pub(super) const fn health_effect(self) -> HealthEffect {

@@ -98,8 +98,9 @@ impl Shared {
         metrics: &Metrics,
     ) -> Result<Arc<Self>, SetupError> {
         let topology = Arc::new(Topology::new(url, settings)?);
-        let (settings, script) = (settings.clone(), CombinedScript::new(settings, time_source));
-        Ok(Arc::new(Self { settings, script, topology, health: Arc::clone(metrics.health()) }))
+        let script = CombinedScript::new(settings, time_source);
+        let health = Arc::clone(metrics.health());
+        Ok(Arc::new(Self { settings: settings.clone(), script, topology, health }))
     }
 }
 
@@ -203,7 +204,7 @@ impl Redis {
     #[must_use]
     pub fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
         let pool = self.pool_of(per_second);
-        pool.is_cluster().then(|| pool.slot(key))
+        if pool.is_cluster() { Some(pool.slot(key)) } else { None }
     }
 
     /// Returns the name of the topology of the main servers.
@@ -221,7 +222,10 @@ impl Redis {
     }
 
     fn pool_of(&self, per_second: bool) -> &Arc<Pool> {
-        self.per_second.as_ref().filter(|_| per_second).unwrap_or(&self.main)
+        match &self.per_second {
+            Some(pool) if per_second => pool,
+            _ => &self.main,
+        }
     }
 }
 

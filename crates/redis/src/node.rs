@@ -99,8 +99,14 @@ impl Node {
     /// Starts a task that connects and reconnects until the node is closed or the current runtime ends.
     pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
         shared.health.add_worker(&server.name);
-        let (link, state) = (ArcSwapOption::empty(), watch::Sender::new(State::Down));
-        let node = Arc::new(Self { server, shared, worker, link, broken: Notify::new(), state });
+        let node = Arc::new(Self {
+            server,
+            shared,
+            worker,
+            link: ArcSwapOption::empty(),
+            broken: Notify::new(),
+            state: watch::Sender::new(State::Down),
+        });
         tokio::spawn(Arc::clone(&node).keep_connected());
         node
     }
@@ -218,7 +224,7 @@ impl Node {
     fn redirect_address(&self, error: &RedisError) -> Option<(String, u16)> {
         let (address, _) = error.redirect_node()?;
         let (host, port) = address.rsplit_once(':')?;
-        let own_host = self.server.name.rsplit_once(':').map_or("", |(host, _)| host);
+        let (own_host, _) = self.server.name.rsplit_once(':').unwrap_or_default();
         let host = if matches!(host, "" | "?") { own_host } else { host };
         Some((host.trim_matches(['[', ']']).to_owned(), port.parse().ok()?))
     }

@@ -9,7 +9,7 @@ use sluicegate_store::{
     StoreError,
     overrides::{Change, Cursor, MAX_CHANGES, OverrideChange, Update, Versioned, Write, WriteOutcome},
 };
-use tokio::task::yield_now;
+use tokio::task::{JoinHandle, yield_now};
 
 use super::Redis;
 
@@ -31,20 +31,12 @@ impl Redis {
         let Some(cursor) = self.overrides_cursor().await? else {
             return Ok(None);
         };
-        let scan = |scan_cursor: String| {
-            let this = self.clone();
-            tokio::spawn(async move {
-                let mut scan = redis::cmd("HSCAN");
-                scan.arg(this.override_key("texts")).arg(scan_cursor).arg("COUNT").arg(SCAN_COUNT);
-                this.override_command(&scan).await
-            })
-        };
-        let mut next = Some(scan("0".to_owned()));
+        let mut next = Some(self.scan_texts("0".to_owned()));
         while let Some(page) = next {
             let reply = page.await.unwrap_or(Err(StoreError::Unavailable))?;
             let (scan_cursor, texts): (String, Vec<(String, String)>) = parse(reply)?;
             // The server reads the next page while this one is processed.
-            next = (scan_cursor != "0").then(|| scan(scan_cursor));
+            next = if scan_cursor == "0" { None } else { Some(self.scan_texts(scan_cursor)) };
             yield_now().await;
             let overrides = texts.into_iter().filter_map(|(target, text)| {
                 let (version, text) = text.split_once('|')?;
@@ -53,6 +45,16 @@ impl Redis {
             read_page(overrides.collect());
         }
         Ok(Some(cursor))
+    }
+
+    /// Starts a task that reads the page of texts at a cursor of `HSCAN`.
+    fn scan_texts(&self, scan_cursor: String) -> JoinHandle<Result<Value, StoreError>> {
+        let this = self.clone();
+        tokio::spawn(async move {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(this.override_key("texts")).arg(scan_cursor).arg("COUNT").arg(SCAN_COUNT);
+            this.override_command(&scan).await
+        })
     }
 
     /// Returns a cursor at the last change, or `None` if there are no overrides.
@@ -104,8 +106,15 @@ impl Redis {
                 call.arg(id).arg(head).arg(max_log_length).arg(&epoch);
                 call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id);
                 for Write { target, text, expected } in writes {
-                    call.arg(target).arg(expected.map_or_else(String::new, |version| version.to_string()));
-                    call.arg(if text.is_some() { "1" } else { "0" }).arg(text.as_deref().unwrap_or_default());
+                    call.arg(target);
+                    match expected {
+                        Some(version) => call.arg(version),
+                        None => call.arg(""),
+                    };
+                    match text {
+                        Some(text) => call.arg("1").arg(text),
+                        None => call.arg("0").arg(""),
+                    };
                 }
             })
             .await?;
@@ -113,7 +122,8 @@ impl Redis {
         match (status.as_str(), fields) {
             ("moved", []) => Ok(None),
             ("conflict", [target, version]) => {
-                let (target, version) = (parse(target.clone())?, parse(version.clone())?);
+                let target = parse(target.clone())?;
+                let version = parse(version.clone())?;
                 Ok(Some(WriteOutcome::Conflict { target, version }))
             }
             ("done", [epoch, version, change]) => {
@@ -137,18 +147,19 @@ impl Redis {
     ) -> Result<bool, StoreError> {
         let staging_id = format!("{:016x}", rand::random::<u64>());
         for texts in overrides.chunks(MAX_CHANGES) {
-            let gather = |call: &mut Cmd| {
+            self.override_script("gather", &staging_id, |call| {
                 call.arg(STAGING_TTL_SECONDS);
                 for (target, version, text) in texts {
                     call.arg(target).arg(format!("{version}|{text}"));
                 }
-            };
-            self.override_script("gather", &staging_id, gather).await?;
+            })
+            .await?;
         }
-        let adopt = |call: &mut Cmd| {
-            call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id).arg(head);
-        };
-        let reply = self.override_script("adopt", &staging_id, adopt).await?;
+        let reply = self
+            .override_script("adopt", &staging_id, |call| {
+                call.arg(&cursor.epoch).arg(cursor.version).arg(&cursor.id).arg(head);
+            })
+            .await?;
         Ok(split(&reply)?.0 == "done")
     }
 

@@ -14,7 +14,7 @@ use super::{
     batch::Batcher,
     node::{CallError, Redirect},
     response_batching::CallGroups,
-    topology::{Server, View, hash_tag, slots},
+    topology::{View, hash_tag, slots},
 };
 
 /// Maximum number of redirects that one call follows. A migrating slot causes one or two.
@@ -72,10 +72,13 @@ impl Pool {
             let old = self.routes.load_full();
             let known: Vec<_> = old.all().cloned().collect();
             let routes = Routes::new(view, &known, &self.shared, self.worker, &self.groups);
-            let removed = known.into_iter().filter(|known| !routes.all().any(|batcher| Arc::ptr_eq(batcher, known)));
-            let removed: Vec<_> = removed.collect();
-            self.routes.store(Arc::new(routes));
-            removed.iter().for_each(|batcher| batcher.close());
+            let routes = Arc::new(routes);
+            self.routes.store(Arc::clone(&routes));
+            for batcher in known {
+                if !routes.all().any(|current| Arc::ptr_eq(current, &batcher)) {
+                    batcher.close();
+                }
+            }
         }
     }
 
@@ -87,7 +90,7 @@ impl Pool {
             return None;
         };
         let batcher = Arc::clone(routes.batchers.get(index)?);
-        let slot = batcher.requires_single_slot().then(|| self.slot(key));
+        let slot = if batcher.requires_single_slot() { Some(self.slot(key)) } else { None };
         Some(Target { batcher, slot })
     }
 
@@ -143,8 +146,8 @@ impl Pool {
     }
 
     /// Sends one command that is not a decision, and follows redirects.
-    pub(super) async fn command(&self, batcher: Arc<Batcher>, command: &Cmd) -> Result<Value, StoreError> {
-        let (mut batcher, mut asking) = (batcher, false);
+    pub(super) async fn command(&self, mut batcher: Arc<Batcher>, command: &Cmd) -> Result<Value, StoreError> {
+        let mut asking = false;
         for _ in 0..MAX_REDIRECTS {
             let (host, port) = match batcher.node().call(command, asking).await {
                 Ok(reply) => return Ok(reply),
@@ -207,11 +210,14 @@ impl Routes {
         worker: WorkerId,
         groups: &Arc<CallGroups>,
     ) -> Self {
-        let batcher = |server: &Server| {
+        let mut batchers = Vec::with_capacity(view.servers.len());
+        for server in &view.servers {
             let existing = known.iter().find(|batcher| *batcher.node().name() == server.name);
-            existing.map_or_else(|| Batcher::start(server.clone(), Arc::clone(shared), worker, groups), Arc::clone)
-        };
-        let batchers = view.servers.iter().map(batcher).collect();
+            batchers.push(match existing {
+                Some(batcher) => Arc::clone(batcher),
+                None => Batcher::start(server.clone(), Arc::clone(shared), worker, groups),
+            });
+        }
         Self { view, batchers, extra: Vec::new() }
     }
 

@@ -55,11 +55,13 @@ pub(super) struct SentCall {
 impl CallGroups {
     fn join(&self, server: &Arc<AtomicBool>, now: Instant) -> Arc<CallGroup> {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = latest.take().filter(|group| now - group.started < GROUP_WINDOW && !group.is_waiting_for(server));
-        let new = || Arc::new(CallGroup { started: now, pending: Mutex::default(), complete: Notify::new() });
-        let group = latest.insert(open.unwrap_or_else(new));
+        let group = match latest.take() {
+            Some(group) if now - group.started < GROUP_WINDOW && !group.is_waiting_for(server) => group,
+            _ => Arc::new(CallGroup { started: now, pending: Mutex::default(), complete: Notify::new() }),
+        };
         group.pending().push(Arc::clone(server));
-        Arc::clone(group)
+        *latest = Some(Arc::clone(&group));
+        group
     }
 }
 
@@ -90,7 +92,9 @@ impl ResponseBatching {
     /// Records that a call to the server was sent.
     pub(super) fn sent(&self) -> SentCall {
         let sent_at = Instant::now();
-        SentCall { sent_at, group: (!self.is_late.load(Relaxed)).then(|| self.groups.join(&self.is_late, sent_at)) }
+        let is_late = self.is_late.load(Relaxed);
+        let group = if is_late { None } else { Some(self.groups.join(&self.is_late, sent_at)) };
+        SentCall { sent_at, group }
     }
 
     /// Records that the server has answered `call`, and waits until the answer should be delivered.
@@ -105,7 +109,9 @@ impl ResponseBatching {
         if group.mark_answered(&self.is_late) {
             group.complete.notify_waiters();
         } else if timeout_at(group.started + MAX_WAIT, complete).await.is_err() {
-            group.pending().drain(..).for_each(|server| server.store(true, Relaxed));
+            for server in group.pending().drain(..) {
+                server.store(true, Relaxed);
+            }
         }
     }
 }
