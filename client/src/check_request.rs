@@ -207,14 +207,19 @@ impl CheckRequest<'_> {
     /// Returns a 128-bit identity for each descriptor. It depends on the domain, the entries and the requested limit,
     /// but not on the cost.
     pub(crate) fn identities(&self) -> impl Iterator<Item = u128> {
-        self.descriptors.iter().map(|descriptor| {
-            let mut identity = sluicegate_placement::Identity::new(&self.domain);
-            descriptor.entries().for_each(|(key, value)| identity.add(key, value));
-            if let Some(limit) = descriptor.requested_limit {
-                identity.add_number(u64::from(limit.requests_per_unit) << 8 | limit.unit as u64);
-            }
-            identity.finish()
-        })
+        self.descriptors.iter().map(|descriptor| self.identity_of(descriptor))
+    }
+
+    /// Returns the identity of one descriptor of the request.
+    pub(crate) fn identity_of(&self, descriptor: &Descriptor<'_>) -> u128 {
+        let mut identity = sluicegate_placement::Identity::new(&self.domain);
+        for (key, value) in descriptor.entries() {
+            identity.add(key, value);
+        }
+        if let Some(limit) = descriptor.requested_limit {
+            identity.add_number(u64::from(limit.requests_per_unit) << 8 | limit.unit as u64);
+        }
+        identity.finish()
     }
 
     /// Returns the shard key of the first descriptor, equal to the service's: `domain|user=alice`.
@@ -224,17 +229,17 @@ impl CheckRequest<'_> {
         let Some(first) = self.descriptors.first() else {
             return SmallVec::from_vec(shard);
         };
-        let mut add = |(key, value): (&str, &str)| {
-            shard.push(b'|');
-            sluicegate_placement::escape(&mut shard, key, sluicegate_placement::ESCAPED);
-            shard.push(b'=');
-            sluicegate_placement::escape(&mut shard, value, sluicegate_placement::ESCAPED);
-        };
-        let chosen = || shard_by.iter().filter_map(|key| first.entries().find(|(name, _)| name == key));
-        if chosen().next().is_none() {
-            first.entries().for_each(&mut add);
-        } else {
-            chosen().for_each(&mut add);
+        let mut has_chosen = false;
+        for chosen in shard_by {
+            if let Some((key, value)) = first.entries().find(|(key, _)| key == chosen) {
+                append_entry(&mut shard, key, value);
+                has_chosen = true;
+            }
+        }
+        if !has_chosen {
+            for (key, value) in first.entries() {
+                append_entry(&mut shard, key, value);
+            }
         }
         SmallVec::from_vec(shard)
     }
@@ -251,13 +256,11 @@ impl CheckRequest<'_> {
 
     /// Returns the feedback as metadata of a unary call: `DEMAND;GRANT_ID;USED;LATENCY_US;OUTCOME` for each descriptor.
     pub(crate) fn feedback_metadata(&self) -> Option<String> {
-        let text = |Feedback { demand, finished_grant, sample }: &Feedback| match (finished_grant, sample) {
-            (_, Some(sample)) => format!("{demand};;;{};{}", sample.latency_us(), sample.outcome as u64),
-            (Some((id, used)), None) => format!("{demand};{id};{used}"),
-            (None, None) => demand.to_string(),
-        };
-        let texts: Vec<_> = self.feedback.iter().map(text).collect();
-        (!texts.is_empty()).then(|| texts.join(","))
+        if self.feedback.is_empty() {
+            return None;
+        }
+        let texts: Vec<_> = self.feedback.iter().map(Feedback::metadata).collect();
+        Some(texts.join(","))
     }
 
     /// Encodes the request as one of the `checks` of a `CheckFrame`.
@@ -273,7 +276,27 @@ impl CheckRequest<'_> {
     }
 }
 
+/// Appends an entry of a descriptor to a shard key: `|user=alice`.
+fn append_entry(shard: &mut Vec<u8>, key: &str, value: &str) {
+    shard.push(b'|');
+    sluicegate_placement::escape(shard, key, sluicegate_placement::ESCAPED);
+    shard.push(b'=');
+    sluicegate_placement::escape(shard, value, sluicegate_placement::ESCAPED);
+}
+
 impl Feedback {
+    /// Returns the feedback as part of the metadata of a unary call. Unused fields at the end are omitted.
+    fn metadata(&self) -> String {
+        let Self { demand, finished_grant, sample } = self;
+        if let Some(sample) = sample {
+            return format!("{demand};;;{};{}", sample.latency_us(), sample.outcome as u64);
+        }
+        match finished_grant {
+            Some((id, used)) => format!("{demand};{id};{used}"),
+            None => demand.to_string(),
+        }
+    }
+
     fn write(&self, message: &mut Writer<'_>) {
         message.number(1, self.demand);
         if let Some((id, used)) = &self.finished_grant {

@@ -63,7 +63,8 @@ impl DenyCache {
     /// A request that refunds hits invalidates the denials of its descriptors immediately, whether or not its call
     /// succeeds.
     pub(crate) fn get(&self, request: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Cached {
-        let (mut identity, mut refunds) = (0_u128, 0_u32);
+        let mut identity = 0_u128;
+        let mut refunds = 0_u32;
         for descriptor in identities {
             let counter = &self.refunds[*descriptor as usize % REFUND_SLOTS];
             if request.has_refund() {
@@ -78,11 +79,12 @@ impl DenyCache {
             return Cached::Miss(lookup);
         }
         let verdict = self.denials.lookup(identity, |denial| {
-            let costs_as_much = request.costs().zip(&denial.costs).all(|(cost, denied)| cost >= *denied);
-            let is_valid = now < denial.expires_at && costs_as_much && denial.refunds == refunds;
-            is_valid.then(|| denial.verdict_at(now))
+            if denial.applies_to(request, refunds, now) { Some(denial.verdict_at(now)) } else { None }
         });
-        verdict.map_or(Cached::Miss(lookup), Cached::Hit)
+        match verdict {
+            Some(verdict) => Cached::Hit(verdict),
+            None => Cached::Miss(lookup),
+        }
     }
 
     /// Invalidates denials that arrived while a refund was in progress: they may have been decided before it.
@@ -94,17 +96,16 @@ impl DenyCache {
 
     /// Caches the verdict if it is a denial that may be cached. `requested_at` is when the check was sent.
     pub(crate) fn insert(&self, request: &CheckRequest<'_>, verdict: &Verdict, lookup: Lookup, requested_at: Duration) {
-        let denied = || verdict.statuses.iter().filter(|status| !status.allowed);
-        if verdict.allowed || !request.only_takes() || denied().any(|status| status.denial_counts || status.fallback) {
+        if verdict.allowed || !request.only_takes() {
             return;
         }
-        // A time that was rounded up to whole seconds may be almost a second too long.
-        let retry_after = |status: &Status| match status.whole_seconds {
-            true => status.retry_after?.checked_sub(Duration::from_secs(1)),
-            false => status.retry_after,
-        };
-        // It is unknown which of the limits caused the denial, so the shortest time applies.
-        let Some(retry_after) = denied().map(retry_after).min().flatten() else {
+        let denied = verdict.statuses.iter().filter(|status| !status.allowed);
+        if denied.clone().any(|status| status.denial_counts || status.fallback) {
+            return;
+        }
+        // It is unknown which of the limits caused the denial, so the shortest time applies. An unknown time is the
+        // shortest.
+        let Some(retry_after) = denied.map(min_retry_after).min().flatten() else {
             return;
         };
         let denial = Denial {
@@ -118,6 +119,16 @@ impl DenyCache {
     }
 }
 
+/// Returns the minimum time until the limit of a denied status allows the request. Returns `None` if it is unknown.
+fn min_retry_after(status: &Status) -> Option<Duration> {
+    let retry_after = status.retry_after?;
+    if status.whole_seconds {
+        // A time that was rounded up to whole seconds may be almost a second too long.
+        return retry_after.checked_sub(Duration::from_secs(1));
+    }
+    Some(retry_after)
+}
+
 impl Expiring for Denial {
     fn expires_at(&self) -> Duration {
         self.expires_at
@@ -125,16 +136,22 @@ impl Expiring for Denial {
 }
 
 impl Denial {
+    /// Returns whether the denial is valid for a request of the same identity, whose descriptors now have `refunds`
+    /// refunds.
+    fn applies_to(&self, request: &CheckRequest<'_>, refunds: u32, now: Duration) -> bool {
+        now < self.expires_at
+            && self.refunds == refunds
+            && request.costs().zip(&self.costs).all(|(cost, denied)| cost >= *denied)
+    }
+
     /// Returns the verdict with its times reduced by the age of the denial.
     fn verdict_at(&self, now: Duration) -> Verdict {
         let age = now.saturating_sub(self.requested_at);
-        let reduced = |time: Option<Duration>| time.map(|time| time.saturating_sub(age));
-        let aged = |status: &Status| Status {
-            reset: reduced(status.reset),
-            retry_after: reduced(status.retry_after),
-            ..status.clone()
-        };
-        let statuses = self.statuses.iter().map(aged).collect();
+        let mut statuses = self.statuses.clone();
+        for status in &mut statuses {
+            status.reset = status.reset.map(|time| time.saturating_sub(age));
+            status.retry_after = status.retry_after.map(|time| time.saturating_sub(age));
+        }
         Verdict { statuses, ..Verdict::empty(false, DecidedBy::DenyCache) }
     }
 }

@@ -68,6 +68,13 @@ struct Grant {
     status: Status,
 }
 
+/// Hits that were taken from a grant of one descriptor.
+struct TakenHits {
+    status: Status,
+    /// Time at which the grant expires.
+    expires_at: Duration,
+}
+
 /// Grant with unused hits, to be returned to the service.
 pub(crate) struct UnspentGrant {
     pub(crate) domain: String,
@@ -97,7 +104,8 @@ impl Demand {
         let interval = Self::interval_at(now);
         if interval != self.interval {
             self.previous = if interval == self.interval + 1 { self.hits } else { 0 };
-            (self.interval, self.hits) = (interval, 0);
+            self.interval = interval;
+            self.hits = 0;
         }
         self.hits = self.hits.saturating_add(hits);
     }
@@ -107,6 +115,11 @@ impl Demand {
         let hits = self.hits.max(self.previous);
         if hits < MIN_DEMAND { 0 } else { hits }
     }
+}
+
+/// Returns the identity and the cost of each descriptor.
+fn hits(request: &CheckRequest<'_>, identities: &Identities) -> impl Iterator<Item = (u128, u64)> {
+    identities.iter().copied().zip(request.costs())
 }
 
 impl Grants {
@@ -124,10 +137,12 @@ impl Grants {
         if !request.only_takes() || identities.is_empty() {
             return None;
         }
-        let hits = || identities.iter().copied().zip(request.costs());
         let mut verdict = Verdict::empty(true, DecidedBy::Grant);
         let mut expirations = SmallVec::<[Duration; 2]>::new();
-        for (status, expires_at) in hits().map_while(|(identity, cost)| self.take(identity, cost, now)) {
+        for (identity, cost) in hits(request, identities) {
+            let Some(TakenHits { status, expires_at }) = self.take(identity, cost, now) else {
+                break;
+            };
             verdict.statuses.push(status);
             expirations.push(expires_at);
         }
@@ -136,26 +151,33 @@ impl Grants {
         }
         // One descriptor has too few hits. Hits taken for the descriptors before it are put back, unless their grant
         // was returned to the service in the meantime.
-        for ((identity, cost), expires_at) in hits().zip(&expirations) {
-            let mut shard = self.shard(identity);
-            let grants = shard.get_mut(&identity).map(|entry| &mut entry.grants);
-            let grant = grants.and_then(|grants| grants.iter_mut().find(|grant| grant.expires_at == *expires_at));
-            if let Some(grant) = grant {
-                grant.remaining = grant.remaining.saturating_add(cost).min(grant.hits);
-            }
+        for ((identity, cost), expires_at) in hits(request, identities).zip(&expirations) {
+            self.put_back(identity, cost, *expires_at);
         }
-        // The descriptors after it were requested too, so their demand is recorded.
-        for (identity, cost) in hits().skip(expirations.len() + 1).filter(|_| self.sends_feedback) {
-            if let Some(entry) = self.entry(&mut self.shard(identity), identity, now) {
-                entry.demand.record(cost, now);
+        if self.sends_feedback {
+            // The descriptors after it were requested too, so their demand is recorded.
+            for (identity, cost) in hits(request, identities).skip(expirations.len() + 1) {
+                if let Some(entry) = self.entry(&mut self.shard(identity), identity, now) {
+                    entry.demand.record(cost, now);
+                }
             }
         }
         None
     }
 
-    /// Takes hits from one grant of a descriptor and returns the status and when the grant expires. Records the demand
-    /// if the client requests grants.
-    fn take(&self, identity: u128, cost: u64, now: Duration) -> Option<(Status, Duration)> {
+    /// Puts hits back into the grant of a descriptor that expires at this time, if there still is one.
+    fn put_back(&self, identity: u128, cost: u64, expires_at: Duration) {
+        let mut shard = self.shard(identity);
+        let Some(entry) = shard.get_mut(&identity) else {
+            return;
+        };
+        if let Some(grant) = entry.grants.iter_mut().find(|grant| grant.expires_at == expires_at) {
+            grant.remaining = grant.remaining.saturating_add(cost).min(grant.hits);
+        }
+    }
+
+    /// Takes hits from one grant of a descriptor. Records the demand if the client requests grants.
+    fn take(&self, identity: u128, cost: u64, now: Duration) -> Option<TakenHits> {
         let mut shard = self.shard(identity);
         let entry = if self.sends_feedback {
             let entry = self.entry(&mut shard, identity, now)?;
@@ -167,7 +189,8 @@ impl Grants {
         let grants = &mut entry.grants;
         if let Some(grant) = grants.iter_mut().find(|grant| now < grant.expires_at && grant.remaining >= cost) {
             grant.remaining -= cost;
-            return Some((Status { remaining: grant.remaining, ..grant.status.clone() }, grant.expires_at));
+            let status = Status { remaining: grant.remaining, ..grant.status.clone() };
+            return Some(TakenHits { status, expires_at: grant.expires_at });
         }
         if !self.sends_feedback {
             // Usage is not reported, so expired grants are no longer needed.
@@ -186,26 +209,31 @@ impl Grants {
         if !self.sends_feedback || !request.only_takes() {
             return Vec::new();
         }
-        let feedback_for = |(identity, cost): (u128, u64)| {
-            let mut shard = self.shard(identity);
-            let Some(EntityGrants { grants, demand, requested_at }) = shard.get_mut(&identity) else {
-                return Feedback::default();
-            };
-            let finished = grants.iter().position(|grant| grant.expires_at <= now || grant.remaining < cost);
-            let finished = finished.map(|index| grants.swap_remove(index));
-            let finished_grant = finished.map(|grant| (grant.id, grant.hits - grant.remaining));
-            // Only one check at a time requests a grant. Meanwhile, the service decides the other checks.
-            let pending = requested_at.is_some_and(|since| now.saturating_sub(since) < RESPONSE_TIMEOUT);
-            let available = grants.iter().filter(|grant| now < grant.expires_at).map(|grant| grant.remaining).sum();
-            let full = grants.len() >= MAX_GRANTS;
-            let demand = if pending || full { 0 } else { demand.expected().saturating_sub(available) };
-            if demand > 0 {
-                *requested_at = Some(now);
-            }
-            Feedback { demand, finished_grant, sample: None }
-        };
-        let all: Vec<_> = request.identities().zip(request.costs()).map(feedback_for).collect();
+        let mut all = Vec::with_capacity(request.descriptors.len());
+        for (identity, cost) in request.identities().zip(request.costs()) {
+            all.push(self.feedback_for(identity, cost, now));
+        }
         if all.iter().all(|feedback| *feedback == Feedback::default()) { Vec::new() } else { all }
+    }
+
+    /// Returns the feedback about one descriptor, and removes the grant that is reported as finished.
+    fn feedback_for(&self, identity: u128, cost: u64, now: Duration) -> Feedback {
+        let mut shard = self.shard(identity);
+        let Some(EntityGrants { grants, demand, requested_at }) = shard.get_mut(&identity) else {
+            return Feedback::default();
+        };
+        let finished = grants.iter().position(|grant| grant.expires_at <= now || grant.remaining < cost);
+        let finished = finished.map(|index| grants.swap_remove(index));
+        let finished_grant = finished.map(|grant| (grant.id, grant.hits - grant.remaining));
+        // Only one check at a time requests a grant. Meanwhile, the service decides the other checks.
+        let pending = requested_at.is_some_and(|since| now.saturating_sub(since) < RESPONSE_TIMEOUT);
+        let available = grants.iter().filter(|grant| now < grant.expires_at).map(|grant| grant.remaining).sum();
+        let full = grants.len() >= MAX_GRANTS;
+        let demand = if pending || full { 0 } else { demand.expected().saturating_sub(available) };
+        if demand > 0 {
+            *requested_at = Some(now);
+        }
+        Feedback { demand, finished_grant, sample: None }
     }
 
     /// Stores the grants of a verdict. `sent_at` is when the check was sent.
@@ -215,19 +243,20 @@ impl Grants {
         if request.has_refund() || verdict.statuses.iter().all(|status| status.grant.is_none()) {
             return;
         }
-        for ((descriptor, status), identity) in
-            request.descriptors.iter().zip(&verdict.statuses).zip(request.identities())
-        {
+        for (descriptor, status) in request.descriptors.iter().zip(&verdict.statuses) {
             let Some(GrantOffer { hits, ttl, id }) = status.grant.clone() else {
                 continue;
             };
             let expires_at = sent_at.saturating_add(ttl);
             let status = Status { allowed: true, retry_after: None, grant: None, ..status.clone() };
-            let (domain, descriptor) = (request.domain.to_string(), descriptor.owned());
+            let identity = request.identity_of(descriptor);
+            let domain = request.domain.to_string();
+            let descriptor = descriptor.owned();
             let mut shard = self.shard(identity);
-            let grants = self.entry(&mut shard, identity, sent_at).map(|entry| &mut entry.grants);
-            if let Some(grants) = grants.filter(|grants| grants.len() < MAX_GRANTS) {
-                grants.push(Grant { domain, descriptor, hits, remaining: hits, expires_at, id, status });
+            if let Some(entry) = self.entry(&mut shard, identity, sent_at)
+                && entry.grants.len() < MAX_GRANTS
+            {
+                entry.grants.push(Grant { domain, descriptor, hits, remaining: hits, expires_at, id, status });
             }
         }
     }
@@ -249,18 +278,17 @@ impl Grants {
         for shard in &self.shards {
             let shard = std::mem::take(&mut *shard.lock().unwrap_or_else(PoisonError::into_inner));
             self.count.fetch_sub(shard.len(), Relaxed);
-            // Feedback can return the hits of an expired grant, too. A refund cannot.
-            let is_returnable = |grant: &Grant| grant.remaining > 0 && (self.sends_feedback || grant.expires_at > now);
-            let grants = shard.into_values().flat_map(|entry| entry.grants).filter(is_returnable);
-            all.extend(grants.map(|grant| {
-                let Grant { domain, descriptor, hits, remaining, id, .. } = grant;
-                UnspentGrant {
-                    domain,
-                    descriptor,
-                    remaining,
-                    feedback: Feedback { demand: 0, finished_grant: Some((id, hits - remaining)), sample: None },
+            for entry in shard.into_values() {
+                for Grant { domain, descriptor, hits, remaining, expires_at, id, .. } in entry.grants {
+                    // Feedback can return the hits of an expired grant, too. A refund cannot.
+                    let is_returnable = self.sends_feedback || expires_at > now;
+                    if remaining == 0 || !is_returnable {
+                        continue;
+                    }
+                    let feedback = Feedback { demand: 0, finished_grant: Some((id, hits - remaining)), sample: None };
+                    all.push(UnspentGrant { domain, descriptor, remaining, feedback });
                 }
-            }));
+            }
         }
         all
     }

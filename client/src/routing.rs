@@ -49,6 +49,10 @@ impl Endpoints {
         &self.all
     }
 
+    pub(crate) fn contains(&self, endpoint: &Arc<Endpoint>) -> bool {
+        self.all.iter().any(|other| Arc::ptr_eq(endpoint, other))
+    }
+
     /// Chooses the endpoint for a check, and admits the call in its breaker.
     ///
     /// This is the first available endpoint in the order of the routing, unless it has far more checks in progress than
@@ -60,26 +64,51 @@ impl Endpoints {
         now: Duration,
         excluded: Option<&Arc<Endpoint>>,
     ) -> Option<&Arc<Endpoint>> {
-        if let [only] = self.all.as_slice() {
-            return (excluded.is_none() && only.breaker.try_admit(now)).then_some(only);
+        if self.all.len() == 1 {
+            return if excluded.is_none() { self.admit(0, now) } else { None };
         }
         let total: usize = self.all.iter().map(|endpoint| endpoint.load()).sum();
         let max_load = ((total as f64 / self.all.len() as f64 * MAX_LOAD_RATIO) as usize).max(MIN_MAX_LOAD);
-        let is_other = |index: usize| excluded.is_none_or(|excluded| !Arc::ptr_eq(excluded, &self.all[index]));
-        let is_available = |index: usize| is_other(index) && self.all[index].breaker.would_admit(now);
-        let has_room = |index: usize| is_available(index) && self.all[index].load() <= max_load;
-        let first = |among: &dyn Fn(usize) -> bool| match routing {
+        let with_room = self.first_among(routing, request, |index| {
+            self.is_available(index, now, excluded) && self.all[index].load() <= max_load
+        });
+        let index = match with_room {
+            Some(index) => index,
+            None => self.first_among(routing, request, |index| self.is_available(index, now, excluded))?,
+        };
+        if let Some(endpoint) = self.admit(index, now) {
+            return Some(endpoint);
+        }
+        // Another check has just become the probe of this endpoint.
+        let index =
+            self.first_among(routing, request, |other| other != index && self.is_available(other, now, excluded))?;
+        self.admit(index, now)
+    }
+
+    /// Returns whether the endpoint is not `excluded` and its breaker would admit a call.
+    fn is_available(&self, index: usize, now: Duration, excluded: Option<&Arc<Endpoint>>) -> bool {
+        let endpoint = &self.all[index];
+        excluded.is_none_or(|excluded| !Arc::ptr_eq(excluded, endpoint)) && endpoint.breaker.would_admit(now)
+    }
+
+    /// Admits the call in the breaker of the endpoint. Returns `None` if the breaker rejects it.
+    fn admit(&self, index: usize, now: Duration) -> Option<&Arc<Endpoint>> {
+        let endpoint = &self.all[index];
+        if endpoint.breaker.try_admit(now) { Some(endpoint) } else { None }
+    }
+
+    /// Returns the first endpoint in the order of the routing for which `among` returns `true`.
+    fn first_among(
+        &self,
+        routing: &Routing,
+        request: &CheckRequest<'_>,
+        among: impl Fn(usize) -> bool,
+    ) -> Option<usize> {
+        match routing {
             Routing::RoundRobin => self.next_in_turn(among),
             Routing::ByDescriptor => self.ring.node_among(&request.shard_key(&[]), among),
             Routing::ByEntries(entries) => self.ring.node_among(&request.shard_key(entries), among),
-        };
-        let index = first(&has_room).or_else(|| first(&is_available))?;
-        if self.all[index].breaker.try_admit(now) {
-            return Some(&self.all[index]);
         }
-        // Another check has just become the probe of this endpoint.
-        let index = first(&|other| other != index && is_available(other))?;
-        Some(&self.all[index]).filter(|endpoint| endpoint.breaker.try_admit(now))
     }
 
     /// Returns any available endpoint, for calls that all endpoints can answer.
@@ -89,7 +118,13 @@ impl Endpoints {
 
     fn next_in_turn(&self, among: impl Fn(usize) -> bool) -> Option<usize> {
         let turn = self.turn.fetch_add(1, Relaxed);
-        (0..self.all.len()).map(|step| turn.wrapping_add(step) % self.all.len()).find(|index| among(*index))
+        for step in 0..self.all.len() {
+            let index = turn.wrapping_add(step) % self.all.len();
+            if among(index) {
+                return Some(index);
+            }
+        }
+        None
     }
 }
 
