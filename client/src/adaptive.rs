@@ -72,8 +72,11 @@ impl AdaptiveLimit {
     pub fn try_acquire(&self) -> Option<Slot> {
         let limit = self.limit();
         // Comparison and increment are one atomic operation, so two callers cannot both take the last slot.
-        let free = |in_flight: u32| (in_flight < limit).then_some(in_flight + 1);
-        let before = self.shared.in_flight.fetch_update(Relaxed, Relaxed, free).ok()?;
+        let update = self
+            .shared
+            .in_flight
+            .fetch_update(Relaxed, Relaxed, |in_flight| if in_flight < limit { Some(in_flight + 1) } else { None });
+        let before = update.ok()?;
         Some(Slot {
             shared: Arc::clone(&self.shared),
             acquired_at: Instant::now(),

@@ -71,7 +71,7 @@ pub struct LoadShedder {
 struct Shared {
     classes: Vec<Class>,
     signal: Signal,
-    report: Option<(Client, String, String)>,
+    report: Option<Report>,
     settings: Settings,
     in_flight: AtomicUsize,
     /// Bits of the level as `f64`.
@@ -82,12 +82,35 @@ struct Shared {
     tick_started: OnceLock<()>,
 }
 
+/// Where and as what this host's utilization is reported.
+struct Report {
+    client: Client,
+    resource: String,
+    reporter: String,
+}
+
 struct Class {
     name: String,
     admitted: AtomicU64,
     shed: AtomicU64,
     /// Time at which shedding of this class began, if it is being shed.
     shedding_since: Mutex<Option<Instant>>,
+}
+
+impl Class {
+    fn new(name: String) -> Self {
+        Self { name, admitted: AtomicU64::new(0), shed: AtomicU64::new(0), shedding_since: Mutex::default() }
+    }
+
+    fn count(&self) -> ClassCount {
+        let shedding_since = *self.shedding_since.lock().unwrap_or_else(PoisonError::into_inner);
+        ClassCount {
+            name: self.name.clone(),
+            admitted: self.admitted.load(Relaxed),
+            shed: self.shed.load(Relaxed),
+            shedding_for: shedding_since.map(|since| since.elapsed()),
+        }
+    }
 }
 
 /// Number of admitted and shed requests of a class.
@@ -120,14 +143,8 @@ impl LoadShedder {
         classes: impl IntoIterator<Item = C>,
         settings: Settings,
     ) -> Self {
-        let class = |name: C| Class {
-            name: name.into(),
-            admitted: AtomicU64::new(0),
-            shed: AtomicU64::new(0),
-            shedding_since: Mutex::default(),
-        };
         let shared = Shared {
-            classes: classes.into_iter().map(class).collect(),
+            classes: classes.into_iter().map(|name| Class::new(name.into())).collect(),
             signal,
             report: None,
             settings,
@@ -146,7 +163,7 @@ impl LoadShedder {
     #[must_use]
     pub fn report_to(mut self, client: Client, resource: impl Into<String>, reporter: impl Into<String>) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
-            shared.report = Some((client, resource.into(), reporter.into()));
+            shared.report = Some(Report { client, resource: resource.into(), reporter: reporter.into() });
         }
         self
     }
@@ -174,10 +191,11 @@ impl LoadShedder {
             let counter = if admitted { &class.admitted } else { &class.shed };
             counter.fetch_add(1, Relaxed);
         }
-        admitted.then(|| {
-            shared.in_flight.fetch_add(1, Relaxed);
-            InFlight(Arc::clone(shared))
-        })
+        if !admitted {
+            return None;
+        }
+        shared.in_flight.fetch_add(1, Relaxed);
+        Some(InFlight(Arc::clone(shared)))
     }
 
     /// Returns how much is shed, from 0 (nothing): 1 is all of the last class, 2 all of the last two classes.
@@ -195,17 +213,7 @@ impl LoadShedder {
     /// Returns the number of admitted and shed requests of each class.
     #[must_use]
     pub fn counts(&self) -> Vec<ClassCount> {
-        let count = |class: &Class| ClassCount {
-            name: class.name.clone(),
-            admitted: class.admitted.load(Relaxed),
-            shed: class.shed.load(Relaxed),
-            shedding_for: class
-                .shedding_since
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .map(|since| since.elapsed()),
-        };
-        self.shared.classes.iter().map(count).collect()
+        self.shared.classes.iter().map(Class::count).collect()
     }
 
     fn start_ticking(&self) {
@@ -235,7 +243,8 @@ async fn tick(shared: Weak<Shared>) {
         return;
     };
     loop {
-        let (mut in_flight, mut delay) = (0.0, Duration::ZERO);
+        let mut in_flight = 0.0;
+        let mut delay = Duration::ZERO;
         for _ in 0..POLLS_PER_TICK {
             let due = Instant::now() + TICK / POLLS_PER_TICK;
             sleep_until(due).await;
@@ -260,21 +269,24 @@ impl Shared {
             Signal::SchedulingDelay(target) => {
                 self.settings.shed_above * delay.as_secs_f64() / target.as_secs_f64().max(f64::EPSILON)
             }
-            Signal::ReportedUtilization(client, resource) => {
-                let reported = client.utilization(resource).await.ok().filter(|reported| reported.reporters > 0);
+            Signal::ReportedUtilization(client, resource) => match client.utilization(resource).await {
+                Ok(reported) if reported.reporters > 0 => reported.mean,
                 // Between the two thresholds, an unknown utilization does not change the level.
-                let unknown = f64::midpoint(self.settings.restore_below, self.settings.shed_above);
-                reported.map_or(unknown, |reported| reported.mean)
-            }
+                _ => f64::midpoint(self.settings.restore_below, self.settings.shed_above),
+            },
         };
         shedder.tick(self.started_at.elapsed(), utilization);
         self.level.store(shedder.level().to_bits(), Relaxed);
         self.utilization.store(utilization.to_bits(), Relaxed);
         for (index, class) in self.classes.iter().enumerate() {
             let mut since = class.shedding_since.lock().unwrap_or_else(PoisonError::into_inner);
-            *since = (shedder.share(index) > 0.0).then(|| since.unwrap_or_else(Instant::now));
+            if shedder.share(index) > 0.0 {
+                since.get_or_insert_with(Instant::now);
+            } else {
+                *since = None;
+            }
         }
-        if let Some((client, resource, reporter)) = &self.report {
+        if let Some(Report { client, resource, reporter }) = &self.report {
             let _ = client.report_utilization(resource, reporter, utilization.clamp(0.0, 1.0), REPORT_TTL).await;
         }
     }

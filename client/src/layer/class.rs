@@ -32,6 +32,12 @@ struct Rule {
     path: String,
 }
 
+impl Rule {
+    fn matches(&self, method: &Method, path: &str) -> bool {
+        self.method.as_ref().is_none_or(|expected| expected == method) && path.starts_with(&self.path)
+    }
+}
+
 impl Default for ClassRules {
     fn default() -> Self {
         Self { rules: Vec::new(), safe_class: "get".into(), other_class: "post".into() }
@@ -66,10 +72,7 @@ impl ClassRules {
     }
 
     pub(super) fn class_for(&self, method: &Method, path: &str) -> &str {
-        let matches = |rule: &&Rule| {
-            rule.method.as_ref().is_none_or(|expected| expected == method) && path.starts_with(&rule.path)
-        };
-        match self.rules.iter().find(matches) {
+        match self.rules.iter().find(|rule| rule.matches(method, path)) {
             Some(rule) => &rule.class,
             None if method.is_safe() => &self.safe_class,
             None => &self.other_class,

@@ -208,16 +208,20 @@ where
 
 impl<F> Shared<F> {
     async fn check(&self, headers: &HeaderMap, descriptors: &[Descriptor<'static>]) -> Verdict {
-        let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
         let mut check = self.client.check(descriptors.iter().map(Descriptor::borrowed)).hits(self.hits);
-        if let Some(traceparent) = text("traceparent") {
+        if let Some(traceparent) = header_text(headers, "traceparent") {
             check = check.traceparent(traceparent);
         }
-        if let Some(timeout) = text("grpc-timeout").and_then(response::grpc_timeout) {
+        if let Some(timeout) = header_text(headers, "grpc-timeout").and_then(response::grpc_timeout) {
             check = check.timeout(timeout);
         }
         check.await
     }
+}
+
+/// Returns the value of a header, or `None` if it is not text.
+fn header_text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok()
 }
 
 /// Returns the outcome of a response for adaptive limits. Status 429 and 503 mean that the upstream is overloaded.
@@ -284,13 +288,16 @@ impl Reservation {
 
     /// Refunds unused hits, or takes the hits beyond the reservation, as far as the limits have hits remaining.
     pub async fn settle(self, cost: u64) {
-        let (more, less) = (cost.saturating_sub(self.hits), self.hits.saturating_sub(cost));
-        if more == less {
+        if cost == self.hits {
             return;
         }
-        let settled = self.descriptors.iter().map(Descriptor::borrowed).map(|descriptor| match less {
-            0 => descriptor.hits(more),
-            less => descriptor.hits(less).refund(),
+        let settled = self.descriptors.iter().map(|descriptor| {
+            let descriptor = descriptor.borrowed();
+            if cost > self.hits {
+                descriptor.hits(cost - self.hits)
+            } else {
+                descriptor.hits(self.hits - cost).refund()
+            }
         });
         let _ = self.client.check(settled).await;
     }

@@ -87,7 +87,10 @@ pub(super) fn is_grpc(headers: &HeaderMap) -> bool {
 /// Parses a `grpc-timeout` header: up to eight digits and a unit.
 pub(super) fn grpc_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
-    let number: u64 = digits.parse().ok().filter(|_| digits.len() <= 8)?;
+    if digits.len() > 8 {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
     Some(match unit {
         "H" => Duration::from_secs(number * 3_600),
         "M" => Duration::from_secs(number * 60),
@@ -137,7 +140,7 @@ impl DenialReason {
     ) -> Response<LimitedBody<R>> {
         let mut response =
             if grpc { grpc_response(self, retry_after) } else { http_response(self, retry_after, violated) };
-        if let Some(retry_after) = retry_after.filter(|_| !grpc) {
+        if !grpc && let Some(retry_after) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, retry_after_seconds(retry_after).into());
         }
         response
@@ -156,7 +159,10 @@ pub(super) fn denied_response<R>(
         _ => (DenialReason::QUOTA_EXCEEDED, verdict.retry_after()),
     };
     let mut violated = String::new();
-    for (index, _) in verdict.statuses().iter().enumerate().filter(|(_, status)| !status.allowed) {
+    for (index, status) in verdict.statuses().iter().enumerate() {
+        if status.allowed {
+            continue;
+        }
         if !violated.is_empty() {
             violated.push(',');
         }
@@ -210,7 +216,8 @@ struct RetryInfo {
 
 /// Builds a gRPC response with a `RetryInfo`.
 fn grpc_response<R>(reason: DenialReason, retry_after: Option<Duration>) -> Response<LimitedBody<R>> {
-    let (code, message) = (reason.code, reason.title.to_lowercase());
+    let code = reason.code;
+    let message = reason.title.to_lowercase();
     let retry_delay = retry_after.and_then(|time| prost_types::Duration::try_from(time).ok());
     let details = retry_delay.map(|delay| prost_types::Any {
         type_url: "type.googleapis.com/google.rpc.RetryInfo".into(),
@@ -227,7 +234,9 @@ pub(super) fn add_headers(headers: &mut HeaderMap, verdict: &Verdict, descriptor
     let computed =
         if verdict.headers.get().is_some() { Vec::new() } else { verdict.compute_rate_limit_headers(descriptors) };
     for (name, value) in verdict.headers.get().unwrap_or(&computed) {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.as_str()), HeaderValue::try_from(value.as_str())) {
+        if let Ok(name) = HeaderName::try_from(name.as_str())
+            && let Ok(value) = HeaderValue::try_from(value.as_str())
+        {
             headers.insert(name, value);
         }
     }

@@ -76,7 +76,10 @@ impl Shared {
     /// Returns the hash of the key header, or a random key if the request does not have it.
     fn key<B>(&self, request: &Request<B>) -> u64 {
         let value = self.key_header.and_then(|header| request.headers().get(header));
-        value.map_or_else(rand::random, |value| self.hasher.hash_one(value.as_bytes()))
+        match value {
+            Some(value) => self.hasher.hash_one(value.as_bytes()),
+            None => rand::random(),
+        }
     }
 }
 
