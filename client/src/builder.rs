@@ -256,13 +256,14 @@ impl Builder {
     }
 
     fn into_inner(self, endpoints: Vec<Arc<Endpoint>>) -> Inner {
+        let deny_cache = if self.deny_cache_entries > 0 { Some(DenyCache::new(self.deny_cache_entries)) } else { None };
         Inner {
             domain: self.domain,
             timeout: self.timeout,
             on_error: self.on_error,
             routing: self.routing,
             grants: Grants::new(self.grants_enabled),
-            deny_cache: (self.deny_cache_entries > 0).then(|| DenyCache::new(self.deny_cache_entries)),
+            deny_cache,
             started_at: Instant::now(),
             #[cfg(feature = "opentelemetry")]
             telemetry: Telemetry::new(self.meter.as_ref()),
@@ -285,18 +286,21 @@ struct Connector {
 impl Connector {
     /// Creates the endpoint of `address`, or of `resolved`, one of the socket addresses that its host name resolves to.
     fn connect(&self, address: &str, resolved: Option<SocketAddr>) -> Result<Arc<Endpoint>, BuildError> {
-        let invalid = |source| BuildError::Address { address: address.to_owned(), source };
-        let mut endpoint = transport::Endpoint::from_shared(address.to_owned()).map_err(invalid)?;
+        self.try_connect(address, resolved)
+            .map_err(|source| BuildError::Address { address: address.to_owned(), source })
+    }
+
+    fn try_connect(&self, address: &str, resolved: Option<SocketAddr>) -> Result<Arc<Endpoint>, transport::Error> {
+        let mut endpoint = transport::Endpoint::from_shared(address.to_owned())?;
         let name = match resolved {
             Some(resolved) => {
                 // Certificates are verified against the host name, and proxies receive it as the authority.
                 let origin = endpoint.uri().clone();
                 let scheme = origin.scheme_str().unwrap_or("http");
-                endpoint =
-                    transport::Endpoint::from_shared(format!("{scheme}://{resolved}")).map_err(invalid)?.origin(origin);
+                endpoint = transport::Endpoint::from_shared(format!("{scheme}://{resolved}"))?.origin(origin);
                 resolved.to_string()
             }
-            None => endpoint.uri().authority().map_or_else(String::new, ToString::to_string),
+            None => endpoint.uri().authority().map(ToString::to_string).unwrap_or_default(),
         };
         // Keep-alive pings detect a dead connection before a check has to time out on it.
         let endpoint = endpoint
@@ -304,7 +308,7 @@ impl Connector {
             .connect_timeout(Duration::from_secs(1))
             .http2_keep_alive_interval(Duration::from_secs(5))
             .keep_alive_timeout(Duration::from_secs(2));
-        let channel = (self.configure)(endpoint).map_err(invalid)?.connect_lazy();
+        let channel = (self.configure)(endpoint)?.connect_lazy();
         Ok(Arc::new(Endpoint::new(name.into(), channel, self.headers.clone(), self.batching)))
     }
 }
@@ -317,7 +321,8 @@ async fn refresh_endpoints(inner: Weak<Inner>, connector: Connector, addresses: 
             let Ok(endpoint) = transport::Endpoint::from_shared(address.clone()) else {
                 continue;
             };
-            let (uri, port) = (endpoint.uri(), port_of(endpoint.uri()));
+            let uri = endpoint.uri();
+            let port = port_of(uri);
             let host = uri.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
             if let Ok(all) = tokio::net::lookup_host((host, port)).await {
                 found.extend(all.map(|resolved| (address.as_str(), resolved)));
@@ -331,15 +336,16 @@ async fn refresh_endpoints(inner: Weak<Inner>, connector: Connector, addresses: 
             found.sort_unstable_by_key(|(_, resolved)| *resolved);
             found.dedup_by_key(|(_, resolved)| *resolved);
             let current = client.endpoints();
-            let reuse_or_connect = |(address, resolved): (&str, SocketAddr)| {
+            let mut all = Vec::with_capacity(found.len());
+            for (address, resolved) in found {
                 let name = resolved.to_string();
-                let existing = current.all().iter().find(|endpoint| *endpoint.name == *name);
-                let connect = || connector.connect(address, Some(resolved));
-                existing.map_or_else(connect, |existing| Ok(Arc::clone(existing))).ok()
-            };
-            let all: Vec<_> = found.into_iter().filter_map(reuse_or_connect).collect();
-            let is_current = |endpoint: &Arc<Endpoint>| current.all().iter().any(|other| Arc::ptr_eq(endpoint, other));
-            if all.len() != current.all().len() || !all.iter().all(is_current) {
+                if let Some(existing) = current.all().iter().find(|endpoint| *endpoint.name == *name) {
+                    all.push(Arc::clone(existing));
+                } else if let Ok(endpoint) = connector.connect(address, Some(resolved)) {
+                    all.push(endpoint);
+                }
+            }
+            if all.len() != current.all().len() || !all.iter().all(|endpoint| current.contains(endpoint)) {
                 *client.endpoints.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Endpoints::new(all));
             }
         }

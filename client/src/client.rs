@@ -117,7 +117,9 @@ impl Client {
             let reports_usage = self.inner.grants.reports_usage();
             let descriptor = if reports_usage { descriptor.hits(0) } else { descriptor.hits(remaining).refund() };
             let mut check = self.check([descriptor]).domain(domain);
-            check.request.feedback.extend(reports_usage.then_some(feedback));
+            if reports_usage {
+                check.request.feedback.push(feedback);
+            }
             let _ = check.await;
         }
     }
@@ -267,8 +269,10 @@ impl Inner {
         {
             return Cached::Hit(verdict);
         }
-        let deny_cache = self.deny_cache.as_ref();
-        deny_cache.map_or(Cached::Miss(Lookup::default()), |cache| cache.get(request, &identities, now))
+        match &self.deny_cache {
+            Some(cache) => cache.get(request, &identities, now),
+            None => Cached::Miss(Lookup::default()),
+        }
     }
 
     async fn check(
@@ -285,7 +289,9 @@ impl Inner {
         let times = CallTimes { client_started_at: self.started_at, started: now, deadline, timeout };
         let result = self.call_endpoints(request, &times).await;
         // A failed call may have executed its refund, so it invalidates cached denials too.
-        if let Some(deny_cache) = self.deny_cache.as_ref().filter(|_| request.has_refund()) {
+        if let Some(deny_cache) = &self.deny_cache
+            && request.has_refund()
+        {
             deny_cache.record_refund(request);
         }
         match &result {
@@ -298,8 +304,10 @@ impl Inner {
             }
             Err(_) => self.grants.request_finished(request),
         }
-        let fallback = |failure| Box::new(Verdict::fallback(self.on_error == OnError::Allow, failure));
-        let verdict = result.unwrap_or_else(fallback);
+        let verdict = match result {
+            Ok(verdict) => verdict,
+            Err(failure) => Box::new(Verdict::fallback(self.on_error == OnError::Allow, failure)),
+        };
         self.telemetry.record_check(&verdict, || self.started_at.elapsed().saturating_sub(now));
         verdict
     }
@@ -312,8 +320,7 @@ impl Inner {
             return fake.check(request);
         }
         let endpoints = self.endpoints();
-        let choose = |excluded, now| endpoints.choose(&self.routing, request, now, excluded);
-        let first = choose(None, times.started).ok_or(Failure::Unreachable)?;
+        let first = endpoints.choose(&self.routing, request, times.started, None).ok_or(Failure::Unreachable)?;
         let (failure, excluded) = match first.check(request, times).await {
             Ok(verdict) => return Ok(verdict),
             // The endpoint closed only this connection in order, so it is not excluded.
@@ -322,9 +329,9 @@ impl Inner {
             Err(StreamError::Unsupported) => (Failure::Unreachable, Some(first)),
             Err(StreamError::MaybeExecuted(failure) | StreamError::Rejected(failure)) => return Err(failure),
         };
-        let second = choose(excluded, times.now());
+        let second = endpoints.choose(&self.routing, request, times.now(), excluded).ok_or(failure)?;
         // The second call is rare, so it is boxed: a waiting check must stay small.
-        match Box::pin(second.ok_or(failure)?.check(request, times)).await {
+        match Box::pin(second.check(request, times)).await {
             Ok(verdict) => Ok(verdict),
             Err(StreamError::Unsupported | StreamError::StreamEnded) => Err(Failure::Unreachable),
             Err(

@@ -64,7 +64,7 @@ impl CallTimes {
 
 impl Endpoint {
     pub(crate) fn new(name: Arc<str>, channel: Channel, headers: MetadataMap, batching: bool) -> Self {
-        let stream = batching.then(|| StreamConnection::start(channel.clone(), headers.clone()));
+        let stream = if batching { Some(StreamConnection::start(channel.clone(), headers.clone())) } else { None };
         Self { name, channel, headers, stream, breaker: Breaker::default(), in_flight: AtomicUsize::new(0) }
     }
 
@@ -102,7 +102,9 @@ impl Endpoint {
     }
 
     async fn send(&self, request: &CheckRequest<'_>) -> CheckResult {
-        if let Some(stream) = self.stream.as_ref().filter(|stream| !stream.is_unsupported()) {
+        if let Some(stream) = &self.stream
+            && !stream.is_unsupported()
+        {
             match stream.check(request).await {
                 Err(StreamError::Unsupported) => {}
                 result => return result,

@@ -55,8 +55,8 @@ impl Client {
         ttl: Duration,
     ) -> Result<Utilization, Failure> {
         let ttl_us = u64::try_from(ttl.as_micros()).unwrap_or(u64::MAX);
-        let (resource, reporter) = (resource.to_owned(), reporter.to_owned());
-        let report = ReportRequest { resource, reporter, utilization, ttl_us };
+        let report =
+            ReportRequest { resource: resource.to_owned(), reporter: reporter.to_owned(), utilization, ttl_us };
         self.call_resource_service(report, async |mut service, report| service.report(report).await).await
     }
 
@@ -84,9 +84,14 @@ impl Client {
         let (channel, request) = endpoint.call(message);
         let limit = self.inner.timeout;
         let result = timeout(limit, call(ResourceServiceClient::new(channel), request)).await;
-        let result = result.map_err(|_| Failure::Timeout(limit))?;
-        let failure = |status: tonic::Status| Failure::Service { code: status.code(), message: full_message(&status) };
-        let v1::Utilization { reporters, max, mean } = result.map_err(failure)?.into_inner();
+        let response = match result {
+            Ok(Ok(response)) => response,
+            Ok(Err(status)) => {
+                return Err(Failure::Service { code: status.code(), message: full_message(&status) });
+            }
+            Err(_) => return Err(Failure::Timeout(limit)),
+        };
+        let v1::Utilization { reporters, max, mean } = response.into_inner();
         Ok(Utilization { max, mean, reporters })
     }
 }

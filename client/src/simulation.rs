@@ -3,6 +3,8 @@
 
 use std::time::Duration;
 
+use smallvec::SmallVec;
+
 use crate::{
     check_request::{CheckRequest, Descriptor, Feedback},
     grants::Grants,
@@ -35,16 +37,21 @@ impl GrantCache {
     /// Returns the feedback to send with the call for each descriptor, or an empty list.
     #[must_use]
     pub fn feedback(&self, keys: &[&str], hits: u32, now: Duration) -> Vec<GrantFeedback> {
-        let numbered = |(id, used): (std::sync::Arc<str>, u64)| Some((id.parse().ok()?, used));
-        let all = self.0.feedback(&request(keys, hits), now);
-        all.into_iter().map(|feedback| (feedback.demand, feedback.finished_grant.and_then(numbered))).collect()
+        let mut all = Vec::new();
+        for Feedback { demand, finished_grant, .. } in self.0.feedback(&request(keys, hits), now) {
+            let finished_grant = finished_grant.and_then(|(id, used)| Some((id.parse().ok()?, used)));
+            all.push((demand, finished_grant));
+        }
+        all
     }
 
     /// Stores the grants in the response to a call that was sent at `sent_at` with the given feedback.
     pub fn store(&self, keys: &[&str], feedback: &[GrantFeedback], grants: &[Option<Grant>], sent_at: Duration) {
-        let offer = |(hits, ttl, id): Grant| GrantOffer { hits, ttl, id: id.to_string().into() };
-        let status = |grant: &Option<Grant>| Status { grant: grant.map(offer), ..Status::default() };
-        let statuses = grants.iter().map(status).collect();
+        let mut statuses = SmallVec::new();
+        for grant in grants {
+            let grant = grant.map(|(hits, ttl, id)| GrantOffer { hits, ttl, id: id.to_string().into() });
+            statuses.push(Status { grant, ..Status::default() });
+        }
         let feedback = feedback.iter().map(|(demand, _)| Feedback { demand: *demand, ..Feedback::default() }).collect();
         self.0.store(
             &CheckRequest { feedback, ..request(keys, 1) },

@@ -285,7 +285,7 @@ impl Pending {
             let (1, response) = field? else {
                 continue;
             };
-            let (id, result) = read_response(response.message()?)?;
+            let CheckResponse { id, result } = read_response(response.message()?)?;
             // A check may have been cancelled, and an id may be unknown.
             if let Some(waiting) = self.take(id) {
                 let _ = waiting.send(result);
@@ -295,23 +295,34 @@ impl Pending {
     }
 
     fn fail(self, error: &StreamError) {
-        self.waiting.into_iter().flatten().for_each(|waiting| drop(waiting.send(Err(error.clone()))));
+        for waiting in self.waiting.into_iter().flatten() {
+            let _ = waiting.send(Err(error.clone()));
+        }
     }
 }
 
 /// Message for a response with neither a verdict nor an error.
 const NO_VERDICT: &str = "response without a verdict";
 
+/// The response to the check with this id.
+struct CheckResponse {
+    id: u64,
+    result: CheckResult,
+}
+
 /// Decodes a `CheckResponse`: `id`, and `verdict` or `error`.
-fn read_response(fields: Fields<'_>) -> Result<(u64, CheckResult), Malformed> {
-    let (mut id, mut code, mut message) = (0, Code::Unknown, NO_VERDICT);
+fn read_response(fields: Fields<'_>) -> Result<CheckResponse, Malformed> {
+    let mut id = 0;
     let mut verdict = None;
+    let mut code = Code::Unknown;
+    let mut message = NO_VERDICT;
     for field in fields {
         match field? {
             (1, value) => id = value.number()?,
             (2, value) => verdict = Some(Verdict::read(value.message()?)?),
             (3, value) => {
-                (code, message) = (Code::Ok, "");
+                code = Code::Ok;
+                message = "";
                 for field in value.message()? {
                     match field? {
                         (1, value) => code = Code::from(value.number()? as i32),
@@ -323,8 +334,11 @@ fn read_response(fields: Fields<'_>) -> Result<(u64, CheckResult), Malformed> {
             _ => {}
         }
     }
-    let rejected = || StreamError::Rejected(Failure::Service { code, message: message.to_owned() });
-    Ok((id, verdict.ok_or_else(rejected)))
+    let result = match verdict {
+        Some(verdict) => Ok(verdict),
+        None => Err(StreamError::Rejected(Failure::Service { code, message: message.to_owned() })),
+    };
+    Ok(CheckResponse { id, result })
 }
 
 #[cfg(test)]

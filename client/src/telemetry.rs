@@ -30,9 +30,9 @@ mod metrics {
         duration: Histogram<f64>,
     }
 
-    impl Telemetry {
-        pub(crate) fn new(meter: Option<&Meter>) -> Self {
-            let instruments = |meter: &Meter| Instruments {
+    impl Instruments {
+        fn new(meter: &Meter) -> Self {
+            Self {
                 checks: meter
                     .u64_counter("sluicegate.client.checks")
                     .with_description("Number of checks by decider and decision")
@@ -42,8 +42,13 @@ mod metrics {
                     .with_unit("s")
                     .with_description("Duration of checks that were not answered from the deny cache or a grant")
                     .build(),
-            };
-            Self { instruments: meter.map(instruments), ..Self::default() }
+            }
+        }
+    }
+
+    impl Telemetry {
+        pub(crate) fn new(meter: Option<&Meter>) -> Self {
+            Self { instruments: meter.map(Instruments::new), ..Self::default() }
         }
 
         /// Records the verdict of a check. `took` returns its duration.
@@ -96,9 +101,10 @@ impl Telemetry {
 /// Logs that the circuit breaker of an endpoint has opened or closed.
 pub(crate) fn log_breaker_change(endpoint: &str, open: bool) {
     #[cfg(feature = "tracing")]
-    match open {
-        true => tracing::warn!(endpoint, "rate limit service endpoint failed repeatedly, circuit breaker opened"),
-        false => tracing::info!(endpoint, "rate limit service endpoint recovered, circuit breaker closed"),
+    if open {
+        tracing::warn!(endpoint, "rate limit service endpoint failed repeatedly, circuit breaker opened");
+    } else {
+        tracing::info!(endpoint, "rate limit service endpoint recovered, circuit breaker closed");
     }
     #[cfg(not(feature = "tracing"))]
     let _ = (endpoint, open);

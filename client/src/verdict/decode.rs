@@ -76,7 +76,9 @@ impl Status {
 impl GrantOffer {
     /// Decodes a `sluicegate.v1.Grant`: `hits`, `ttl_us`, `id`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let (mut hits, mut ttl, mut id) = (0, Duration::ZERO, "");
+        let mut hits = 0;
+        let mut ttl = Duration::ZERO;
+        let mut id = "";
         for field in fields {
             match field? {
                 (1, value) => hits = value.number()?,
@@ -92,7 +94,10 @@ impl GrantOffer {
 impl Limit {
     /// Decodes a `sluicegate.v1.Limit`: `requests_per_unit`, `unit`, `unit_multiplier`, `name`.
     fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
-        let (mut requests_per_unit, mut unit, mut multiplier, mut name) = (0, 0, 0, "");
+        let mut requests_per_unit = 0;
+        let mut unit = 0;
+        let mut multiplier = 0;
+        let mut name = "";
         for field in fields {
             match field? {
                 (1, value) => requests_per_unit = value.number()? as u32,

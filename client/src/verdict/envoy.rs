@@ -57,8 +57,8 @@ impl Status {
             allowed,
             limit,
             remaining: message.limit_remaining.into(),
-            reset: until.filter(|_| allowed),
-            retry_after: until.filter(|_| !allowed),
+            reset: if allowed { until } else { None },
+            retry_after: if allowed { None } else { until },
             whole_seconds: true,
             grant: message.quota.and_then(|quota| {
                 let ttl = match grant_ttl_us {

@@ -18,7 +18,9 @@ impl Verdict {
     pub(super) fn headers_or_computed(&self) -> &[(String, String)] {
         self.headers.get_or_init(|| {
             let mut headers = self.compute_rate_limit_headers(&[]);
-            if let Some(retry_after) = self.retry_after().filter(|_| !self.allowed) {
+            if !self.allowed
+                && let Some(retry_after) = self.retry_after()
+            {
                 headers.push(("Retry-After".into(), retry_after_seconds(retry_after).to_string()));
             }
             headers
@@ -28,19 +30,22 @@ impl Verdict {
     /// Computes `RateLimit-Policy` and `RateLimit`, or nothing if no limit applied. `descriptors` are those of the
     /// check: their keys are the names of limits without a name.
     pub(crate) fn compute_rate_limit_headers(&self, descriptors: &[Descriptor<'_>]) -> Vec<(String, String)> {
-        let limited = |index: &usize| self.statuses[*index].limit.is_some();
-        let Some(tightest) = self.tightest_index().filter(limited) else {
+        let Some(tightest) = self.tightest_index() else {
             return Vec::new();
         };
+        if self.statuses[tightest].limit.is_none() {
+            return Vec::new();
+        }
         let mut policies = String::new();
         for (index, status) in self.statuses.iter().enumerate() {
             let Some(limit) = &status.limit else {
                 continue;
             };
-            let window = limit.window.as_secs();
+            let seconds = limit.window.as_secs();
+            let window = if seconds > 0 { Some(seconds) } else { None };
             let name = self.limit_name(index, descriptors);
             let quota = limit.requests_per_unit.into();
-            response_headers::append_policy(&mut policies, &name, quota, (window > 0).then_some(window));
+            response_headers::append_policy(&mut policies, &name, quota, window);
         }
         let Status { remaining, retry_after, reset, .. } = self.statuses[tightest];
         let name = self.limit_name(tightest, descriptors);

@@ -211,13 +211,16 @@ impl Verdict {
 
     /// Returns the index of [`tightest`](Self::tightest).
     fn tightest_index(&self) -> Option<usize> {
-        let all = || self.statuses.iter().enumerate();
-        let denied = all().filter(|(_, status)| !self.allowed && !status.allowed);
-        let limited = all().filter(|(_, status)| status.limit.is_some());
-        let tightest = denied
-            .max_by_key(|(_, status)| status.retry_after)
-            .or_else(|| limited.min_by_key(|(_, status)| status.remaining));
-        tightest.map(|(index, _)| index)
+        let statuses = self.statuses.iter().enumerate();
+        if !self.allowed {
+            let denied = statuses.clone().filter(|(_, status)| !status.allowed);
+            if let Some((index, _)) = denied.max_by_key(|(_, status)| status.retry_after) {
+                return Some(index);
+            }
+        }
+        let limited = statuses.filter(|(_, status)| status.limit.is_some());
+        let (index, _) = limited.min_by_key(|(_, status)| status.remaining)?;
+        Some(index)
     }
 
     /// Returns the smallest number of hits that any limit would still allow, or `None` if no limit applied.
@@ -291,7 +294,8 @@ impl Limit {
             rate_limit::Unit::Year => 365 * DAY,
         };
         let window = Duration::from_secs(seconds.saturating_mul(multiplier.max(1).into()));
-        Self { requests_per_unit, window, name: (!name.is_empty()).then(|| name.into()) }
+        let name = if name.is_empty() { None } else { Some(name.into()) };
+        Self { requests_per_unit, window, name }
     }
 }
 
