@@ -124,20 +124,19 @@ fn build_request(args: &RequestArgs) -> anyhow::Result<RateLimitRequest> {
     for entries in entities {
         let entries = entries.into_iter().map(|(key, value)| Entry { key, value }).collect();
         // The 0 of a request means 1. Only that of a descriptor takes no hits.
-        let hits_addend = (args.hits == 0).then_some(0);
+        let hits_addend = if args.hits == 0 { Some(0) } else { None };
         descriptors.push(RateLimitDescriptor { entries, limit, hits_addend, ..RateLimitDescriptor::default() });
     }
     Ok(RateLimitRequest { domain, descriptors, hits_addend: args.hits })
 }
 
 fn requested_limit(text: &str) -> anyhow::Result<RateLimitOverride> {
-    let not_available = || format!("{text:?} cannot be requested: use a number per unit, such as 500/minute");
-    let limit = CustomLimit::read(text, Options::default()).ok().with_context(not_available)?;
+    let limit = CustomLimit::read(text, Options::default()).ok().with_context(|| not_available(text))?;
     let Measure::Rate { unit, multiplier } = limit.limit.measure() else {
-        bail!(not_available());
+        bail!(not_available(text));
     };
     if limit.allowance != Allowance::Limited || !limit.limit.is_default() {
-        bail!(not_available());
+        bail!(not_available(text));
     }
     let unit = match unit {
         Unit::Second => RateLimitUnit::Second,
@@ -148,8 +147,13 @@ fn requested_limit(text: &str) -> anyhow::Result<RateLimitOverride> {
         Unit::Year => RateLimitUnit::Year,
         Unit::Week => bail!("the protocol has no requested limits per week"),
     };
-    let unit_multiplier = (multiplier != 1).then_some(multiplier);
+    let unit_multiplier = if multiplier == 1 { None } else { Some(multiplier) };
     Ok(RateLimitOverride { requests_per_unit: limit.limit.requests(), unit: unit.into(), unit_multiplier })
+}
+
+/// Returns the message about a limit that the protocol cannot express.
+fn not_available(text: &str) -> String {
+    format!("{text:?} cannot be requested: use a number per unit, such as 500/minute")
 }
 
 /// Returns the message of an error. A service of another port does not know the method.
@@ -182,7 +186,10 @@ fn print_response(response: &RateLimitResponse, descriptors: &[String]) {
     };
     println!("{}: {decision}", response.overall_code().as_str_name());
     for (number, status) in response.statuses.iter().enumerate() {
-        let name = descriptors.get(number).map_or("another descriptor", String::as_str);
+        let name = match descriptors.get(number) {
+            Some(descriptor) => descriptor,
+            None => "another descriptor",
+        };
         println!("{name}: {}", status_text(status));
     }
     for header in &response.response_headers_to_add {

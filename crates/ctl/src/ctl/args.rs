@@ -407,12 +407,16 @@ impl Descriptor {
 impl Top {
     pub(super) fn to_message(&self) -> api::ListTopEntitiesRequest {
         let rank_by = if self.requested { api::RankBy::Requested } else { api::RankBy::Denied };
+        let period_seconds = match self.last {
+            Some(period) => u32::try_from(period.as_secs()).unwrap_or(u32::MAX),
+            None => 0,
+        };
         api::ListTopEntitiesRequest {
             rank_by: rank_by.into(),
             domain: self.domain.clone(),
             rule: self.rule.clone(),
             max_results: self.max_results,
-            period_seconds: self.last.map_or(0, |period| u32::try_from(period.as_secs()).unwrap_or(u32::MAX)),
+            period_seconds,
             all_instances: false,
         }
     }

@@ -36,14 +36,16 @@ pub(super) async fn import(
         .comment(Some(b'#'))
         .trim(csv::Trim::All)
         .from_reader(open(&import.file)?);
-    let (mut requests, mut first_line, mut done) = (Vec::new(), 0, 0_u64);
+    let mut requests = Vec::new();
+    let mut first_line = 0;
+    let mut done = 0_u64;
     let mut ended = 0_u64;
     let mut warnings = Warnings::default();
     let mut progress = Progress::new();
     let mut record = csv::StringRecord::new();
     loop {
         let has_record = lines.read_record(&mut record).context("the file is not valid CSV")?;
-        let line = record.position().map_or(0, csv::Position::line);
+        let line = record.position().map(csv::Position::line).unwrap_or_default();
         if has_record && line < import.from {
             continue;
         }
@@ -51,8 +53,9 @@ pub(super) async fn import(
             if requests.is_empty() {
                 first_line = line;
             }
-            let context = || format!("line {line} of {}; continue with --from {first_line}", import.file.display());
-            let request = read(&record).with_context(context)?;
+            let request = read(&record).with_context(|| {
+                format!("line {line} of {}; continue with --from {first_line}", import.file.display())
+            })?;
             if has_ended(&request) {
                 ended += 1;
             } else {
@@ -70,12 +73,11 @@ pub(super) async fn import(
                 ..api::PutOverridesRequest::default()
             };
             let file = import.file.display();
-            let context = || {
+            let response = put_with_retries(&mut client, request).await.with_context(|| {
                 format!(
                     "lines {first_line} to {line} of {file}; {done} overrides set, continue with --from {first_line}"
                 )
-            };
-            let response = put_with_retries(&mut client, request).await.with_context(context)?;
+            })?;
             warnings.print(&response.warnings);
             done += count;
             progress.show(done);
@@ -173,11 +175,11 @@ pub(super) async fn export(prefix: &str, mut client: Client) -> anyhow::Result<(
     let mut page_token = String::new();
     loop {
         let page = client.page(prefix, page_token).await?;
-        let is_rules = |entry: &&api::Override| {
-            matches!(entry.target, Some(api::Target { target: Some(api::target::Target::Rules(_)) }))
-        };
         let mut lines = csv::Writer::from_writer(Vec::new());
-        for entry in page.overrides.iter().filter(|entry| !is_rules(entry)) {
+        for entry in &page.overrides {
+            if matches!(entry.target, Some(api::Target { target: Some(api::target::Target::Rules(_)) })) {
+                continue;
+            }
             let until = entry.until.map(super::print::format_time).unwrap_or_default();
             lines.write_record([&parse::target_name(entry.target.as_ref()), &entry.value, &until])?;
         }

@@ -125,7 +125,8 @@ impl Client {
 
     /// Returns the overrides of targets that begin with `prefix`.
     pub(super) async fn list(&mut self, prefix: &str) -> anyhow::Result<Vec<api::Override>> {
-        let (mut all, mut page_token) = (Vec::new(), String::new());
+        let mut all = Vec::new();
+        let mut page_token = String::new();
         loop {
             let page = self.page(prefix, page_token).await?;
             all.extend(page.overrides);
@@ -269,11 +270,9 @@ impl Client {
                 sum.max_request_error += top.max_request_error;
                 sum.hits += top.hits;
                 sum.max_error += top.max_error;
-                let is_earlier = |one: &prost_types::Timestamp, other: &prost_types::Timestamp| {
-                    (one.seconds, one.nanos) < (other.seconds, other.nanos)
-                };
-                if let (Some(since), Some(before)) = (&top.since, &sum.since)
-                    && is_earlier(since, before)
+                if let Some(since) = &top.since
+                    && let Some(before) = &sum.since
+                    && (since.seconds, since.nanos) < (before.seconds, before.nanos)
                 {
                     sum.since = top.since;
                 }

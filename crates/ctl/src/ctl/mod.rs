@@ -94,11 +94,8 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
             let descriptor = descriptor.to_message()?;
             let name = parse::limit_target_name(&descriptor);
             let overrides = client.list(&name).await?;
-            let exact = |entry: &&api::Override| {
-                entry.target.as_ref().and_then(|target| target.target.as_ref())
-                    == Some(&api::target::Target::Limit(descriptor.clone()))
-            };
-            match overrides.iter().find(exact) {
+            let target = Some(api::Target { target: Some(api::target::Target::Limit(descriptor)) });
+            match overrides.iter().find(|entry| entry.target == target) {
                 Some(entry) => output.overrides(std::slice::from_ref(entry)),
                 None => bail!("no limit is set for {name}"),
             }
@@ -137,8 +134,10 @@ async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow:
             output.changed(&client.put(request).await?)
         }
         Plan::List { domain } => {
-            let prefix =
-                domain.map_or_else(|| "plan|".to_owned(), |domain| format!("plan|{}|", parse::escaped(&domain)));
+            let prefix = match domain {
+                Some(domain) => format!("plan|{}|", parse::escaped(&domain)),
+                None => "plan|".to_owned(),
+            };
             output.overrides(&client.list(&prefix).await?)
         }
         Plan::Import { domain, entity, import, names } => {
@@ -182,11 +181,14 @@ async fn put_switch(
 async fn execute_candidate(candidate: Candidate, mut client: Client, output: Output) -> anyhow::Result<()> {
     match candidate {
         Candidate::Upload { dir, share, reason: Reason { reason } } => {
-            let files = Source::directory(dir.clone()).read()?;
-            let file = |file: SourceFile| api::RuleFile { name: file.name, text: file.text };
-            let files = files.into_iter().map(file).collect();
+            let mut files = Vec::new();
+            for SourceFile { name, text } in Source::directory(dir.clone()).read()? {
+                files.push(api::RuleFile { name, text });
+            }
             let uploaded = client.upload(api::UploadCandidateRequest { files, share, reason }).await?;
-            uploaded.warnings.iter().for_each(|warning| eprintln!("{warning}"));
+            for warning in &uploaded.warnings {
+                eprintln!("{warning}");
+            }
             output.message(
                 "the rules are evaluated on all instances within 1 s; `ctl candidate report` shows their decisions",
             );
@@ -212,7 +214,8 @@ async fn execute_candidate(candidate: Candidate, mut client: Client, output: Out
 
 async fn watch(top: &Top, mut client: Client, output: Output) -> anyhow::Result<()> {
     loop {
-        let (health, ranking) = (client.health().await, client.top(&top.to_message()).await);
+        let health = client.health().await;
+        let ranking = client.top(&top.to_message()).await;
         output.clear();
         output.health(&health)?;
         match ranking {
@@ -232,7 +235,9 @@ async fn audit(max_results: u32, follow: bool, mut client: Client, output: Outpu
         let changes =
             client.audit_log(api::ListAuditLogRequest { before_version: 0, page_size: max_results }).await?.entries;
         let new_entries: Vec<_> = changes.into_iter().filter(|change| change.version > newest_version).collect();
-        newest_version = new_entries.first().map_or(newest_version, |change| change.version);
+        if let Some(newest) = new_entries.first() {
+            newest_version = newest.version;
+        }
         output.changes(&new_entries)?;
         if !follow || is_closed() {
             return Ok(());

@@ -26,18 +26,18 @@ pub(super) struct Expiry {
 impl Expiry {
     #[allow(clippy::disallowed_methods, reason = "an expiry is wall clock time")]
     pub(super) fn read(&self) -> anyhow::Result<Option<Timestamp>> {
-        match (&self.duration, &self.until) {
-            (Some(duration), _) => {
-                let duration: Duration = humantime::parse_duration(duration)
-                    .with_context(|| format!("{duration:?} is not a duration such as 2h"))?;
-                let expiry = SystemTime::now().checked_add(duration).context("the duration is too long")?;
-                let expiry = Timestamp::from(expiry);
-                // An override ends at a full second. Rounded here, all commands print the same time.
-                let rounds_up = expiry.nanos > 0 && !duration.is_zero();
-                Ok(Some(Timestamp { seconds: expiry.seconds + i64::from(rounds_up), nanos: 0 }))
-            }
-            (None, Some(until)) => time(until).map(Some),
-            (None, None) => Ok(None),
+        if let Some(duration) = &self.duration {
+            let duration: Duration = humantime::parse_duration(duration)
+                .with_context(|| format!("{duration:?} is not a duration such as 2h"))?;
+            let expiry = SystemTime::now().checked_add(duration).context("the duration is too long")?;
+            let expiry = Timestamp::from(expiry);
+            // An override ends at a full second. Rounded here, all commands print the same time.
+            let rounds_up = expiry.nanos > 0 && !duration.is_zero();
+            return Ok(Some(Timestamp { seconds: expiry.seconds + i64::from(rounds_up), nanos: 0 }));
+        }
+        match &self.until {
+            Some(until) => time(until).map(Some),
+            None => Ok(None),
         }
     }
 }
@@ -87,12 +87,14 @@ pub(super) fn plan_target(domain: &str, entity: Option<&str>) -> anyhow::Result<
 
 /// Splits arguments into entries and the limit, which begins at the first argument that is not `KEY=VALUE`.
 pub(super) fn split_limit(arguments: &[String]) -> anyhow::Result<(&[String], String)> {
-    let is_entry = |argument: &&String| argument.contains('=') && !argument.starts_with('{');
-    let entries = arguments.iter().take_while(is_entry).count();
-    let (entries, words) = arguments.split_at(entries);
+    let limit_at = arguments.iter().position(|argument| !argument.contains('=') || argument.starts_with('{'));
+    let (entries, words) = arguments.split_at(limit_at.unwrap_or(arguments.len()));
     let limit = words.join(" ");
     if limit.is_empty() {
-        let last = entries.last().map_or("DOMAIN", String::as_str);
+        let last = match entries.last() {
+            Some(entry) => entry.as_str(),
+            None => "DOMAIN",
+        };
         bail!("the limit is missing after {last:?}: add 500/minute, unlimited, blocked or {{unit: minute, …}}");
     }
     // If another entry follows, the mistake is in the entries, and not in the limit.

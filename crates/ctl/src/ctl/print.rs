@@ -30,8 +30,8 @@ pub(super) fn print_warnings(warnings: &[String]) {
 
 /// Returns whether a change only removed overrides that did not exist.
 pub(super) fn changes_nothing(changed: &api::PutOverridesResponse) -> bool {
-    let is_nothing = |change: &api::OverrideChange| change.before.is_none() && change.after.is_none();
-    !changed.changes.is_empty() && changed.changes.iter().all(is_nothing)
+    let changes = &changed.changes;
+    !changes.is_empty() && changes.iter().all(|change| change.before.is_none() && change.after.is_none())
 }
 
 impl Output {
@@ -40,7 +40,9 @@ impl Output {
         if self.json {
             print_json("PutOverridesResponse", changed)?;
         } else {
-            changed.changes.iter().for_each(print_change);
+            for change in &changed.changes {
+                print_change(change);
+            }
         }
         if changes_nothing(changed) {
             bail!("nothing was removed");
@@ -66,24 +68,27 @@ impl Output {
         if self.json {
             return overrides.iter().try_for_each(|entry| print_json("Override", entry));
         }
-        let row = |entry: &api::Override| {
-            let until = entry.until.map_or_else(|| "no expiry".to_owned(), format_time);
+        let mut rows = Vec::new();
+        for entry in overrides {
+            let until = match entry.until {
+                Some(until) => format_time(until),
+                None => "no expiry".to_owned(),
+            };
             let changed = format!("{} {}", entry.at.map(format_time).unwrap_or_default(), entry.author);
-            [
+            rows.push([
                 target_name(entry.target.as_ref()),
                 entry.value.clone(),
                 until,
                 entry.version.to_string(),
                 changed,
                 entry.reason.clone(),
-            ]
-        };
-        print_table(
-            ["override", "value", "until", "version", "changed", "reason"],
-            &overrides.iter().map(row).collect::<Vec<_>>(),
-        );
-        for entry in overrides.iter().filter(|entry| !entry.matches_nothing.is_empty()) {
-            println!("{} matches nothing: {}", target_name(entry.target.as_ref()), entry.matches_nothing);
+            ]);
+        }
+        print_table(["override", "value", "until", "version", "changed", "reason"], &rows);
+        for entry in overrides {
+            if !entry.matches_nothing.is_empty() {
+                println!("{} matches nothing: {}", target_name(entry.target.as_ref()), entry.matches_nothing);
+            }
         }
         Ok(())
     }
@@ -92,15 +97,17 @@ impl Output {
         if self.json {
             return print_json("InspectResponse", response);
         }
-        response.match_steps.iter().for_each(|step| println!("{step}"));
+        for step in &response.match_steps {
+            println!("{step}");
+        }
         // Without a rule, only an override of exactly this descriptor applies. Then it has decided.
         let has_limit = response.rule.is_some() || response.decided_by != "rule";
         let label = if has_limit { "override" } else { "override without effect, because no rule applies" };
         for entry in &response.overrides {
             let until = entry.until.map(|until| format!(" until {}", format_time(until))).unwrap_or_default();
             let why = if entry.reason.is_empty() { String::new() } else { format!(": {}", entry.reason) };
-            let (name, value) = (target_name(entry.target.as_ref()), &entry.value);
-            println!("{label}: {name} {value}{until} (by {}{why})", entry.author);
+            let name = target_name(entry.target.as_ref());
+            println!("{label}: {name} {}{until} (by {}{why})", entry.value, entry.author);
             if !entry.matches_nothing.is_empty() {
                 println!("  it matches nothing: {}", entry.matches_nothing);
             }
@@ -141,7 +148,8 @@ impl Output {
             println!("  retry after {}", format_duration(wait));
         }
         if let Some(quotas) = &counter.quotas {
-            let (callers, share) = (quotas.callers, format_percent(quotas.share));
+            let callers = quotas.callers;
+            let share = format_percent(quotas.share);
             println!("  quotas: {share} of the limit, for Envoys that limit requests by themselves ({callers})");
         }
     }
@@ -168,7 +176,8 @@ impl Output {
         if self.json {
             return print_json("ListTopEntitiesResponse", response);
         }
-        let (requests, hits) = (response.total_requests, response.total_hits);
+        let requests = response.total_requests;
+        let hits = response.total_hits;
         println!("{requests} requests with {hits} hits in {} s, over all rules", response.period_seconds);
         let mut rows = Vec::new();
         for top in &response.entities {
@@ -212,20 +221,20 @@ impl Output {
             return print_json("ListRulesResponse", response);
         }
         println!("rules loaded {}", response.loaded_at.map(format_time).unwrap_or_default());
-        response.last_error.lines().for_each(|line| println!("last error: {line}"));
-        let row = |rule: &api::Rule| {
+        for line in response.last_error.lines() {
+            println!("last error: {line}");
+        }
+        let mut rows = Vec::new();
+        for rule in &response.rules {
             let mode = match (rule.switch.as_str(), rule.shadow_mode) {
                 ("", true) => "shadow_mode".to_owned(),
                 ("", false) => String::new(),
                 (switch, _) => format!("switch {switch}"),
             };
             let location = format!("{}:{}", rule.file, rule.line);
-            [rule.domain.clone(), rule.name.clone(), rule.limit.clone(), mode, location]
-        };
-        print_table(
-            ["domain", "rule", "limit", "mode", "location"],
-            &response.rules.iter().map(row).collect::<Vec<_>>(),
-        );
+            rows.push([rule.domain.clone(), rule.name.clone(), rule.limit.clone(), mode, location]);
+        }
+        print_table(["domain", "rule", "limit", "mode", "location"], &rows);
         Ok(())
     }
 
@@ -237,7 +246,9 @@ impl Output {
             let at = change.at.map(format_time).unwrap_or_default();
             let reason = if change.reason.is_empty() { String::new() } else { format!(": {}", change.reason) };
             println!("{} {at} {}{reason}", change.version, change.author);
-            change.changes.iter().for_each(|change| println!("  {}", change_line(change)));
+            for change in &change.changes {
+                println!("  {}", change_line(change));
+            }
         }
         Ok(())
     }
@@ -264,10 +275,10 @@ impl Output {
                 println!("  {}: {}", server.name, if server.up { "up" } else { "unreachable" });
             }
             if !health.overrides_error.is_empty() {
-                let age = health.overrides_age_ms.map_or_else(
-                    || "since the start".to_owned(),
-                    |age| format!("for {}", format_duration(age * 1_000)),
-                );
+                let age = match health.overrides_age_ms {
+                    Some(age) => format!("for {}", format_duration(age * 1_000)),
+                    None => "since the start".to_owned(),
+                };
                 println!("  overrides not synchronised {age}: {}", health.overrides_error);
             }
             for switch in &health.switches {
@@ -281,10 +292,16 @@ impl Output {
         for (addr, health) in all {
             match health {
                 Ok(health) if self.json => {
-                    health.switches.iter().try_for_each(|switch| print_json("Override", switch))?;
+                    for switch in &health.switches {
+                        print_json("Override", switch)?;
+                    }
                 }
                 Ok(health) if health.switches.is_empty() => println!("{addr}: no switch is set"),
-                Ok(health) => health.switches.iter().for_each(|switch| println!("{addr}: {}", switch_line(switch))),
+                Ok(health) => {
+                    for switch in &health.switches {
+                        println!("{addr}: {}", switch_line(switch));
+                    }
+                }
                 Err(error) => eprintln!("{error:#}"),
             }
         }
@@ -312,34 +329,13 @@ impl Output {
             }
             let since = response.since.map(format_time).unwrap_or_default();
             println!("{addr}: candidate rules since {since}, on {} of all counters", format_percent(response.share));
-            let row = |rule_outcomes: &api::RuleOutcomes| {
-                let outcomes = rule_outcomes.outcomes.unwrap_or_default();
-                let rule = rule_outcomes.rule.as_ref().map_or_else(
-                    || "(no candidate rule)".to_owned(),
-                    |rule| format!("{} {}: {}", rule.domain, rule.name, rule.limit),
-                );
-                let [requested, denied, newly_denied, newly_allowed] =
-                    [outcomes.requested, outcomes.denied, outcomes.newly_denied, outcomes.newly_allowed]
-                        .map(|hits| hits.to_string());
-                [rule, requested, denied, newly_denied, newly_allowed]
-            };
-            let rows: Vec<_> = response.rules.iter().map(row).collect();
+            let rows: Vec<_> = response.rules.iter().map(rule_row).collect();
             print_table(["rule", "hits", "denied", "newly denied", "newly allowed"], &rows);
             for (heading, list) in [
                 ("most newly denied", &response.most_newly_denied),
                 ("first newly denied", &response.first_newly_denied),
             ] {
-                let target_row = |top: &api::TopEntity| {
-                    let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
-                    let hits = if top.hits > 0 { top.hits.to_string() } else { String::new() };
-                    [
-                        name.replacen("limit|", "", 1),
-                        top.rule.clone(),
-                        hits,
-                        top.since.map(format_time).unwrap_or_default(),
-                    ]
-                };
-                let rows: Vec<_> = list.iter().take(10).map(target_row).collect();
+                let rows: Vec<_> = list.iter().take(10).map(entity_row).collect();
                 if !rows.is_empty() {
                     println!();
                     print_table([heading, "rule", "hits", "since"], &rows);
@@ -363,18 +359,43 @@ impl Output {
     }
 }
 
+/// Returns a row with the decisions of one candidate rule.
+fn rule_row(rule_outcomes: &api::RuleOutcomes) -> [String; 5] {
+    let rule = match &rule_outcomes.rule {
+        Some(rule) => format!("{} {}: {}", rule.domain, rule.name, rule.limit),
+        None => "(no candidate rule)".to_owned(),
+    };
+    outcomes_row(rule, rule_outcomes.outcomes.unwrap_or_default())
+}
+
+/// Returns a row with the decisions of the candidate rules in one minute.
 fn minute_row(minute: &api::MinuteOutcomes) -> [String; 5] {
-    let outcomes = minute.outcomes.unwrap_or_default();
-    let hits = [outcomes.requested, outcomes.denied, outcomes.newly_denied, outcomes.newly_allowed];
-    let [requested, denied, newly_denied, newly_allowed] = hits.map(|hits| hits.to_string());
-    [minute.minute.map(format_time).unwrap_or_default(), requested, denied, newly_denied, newly_allowed]
+    let time = minute.minute.map(format_time).unwrap_or_default();
+    outcomes_row(time, minute.outcomes.unwrap_or_default())
+}
+
+fn outcomes_row(name: String, outcomes: api::Outcomes) -> [String; 5] {
+    [
+        name,
+        outcomes.requested.to_string(),
+        outcomes.denied.to_string(),
+        outcomes.newly_denied.to_string(),
+        outcomes.newly_allowed.to_string(),
+    ]
+}
+
+/// Returns a row with one entity that the candidate rules newly deny.
+fn entity_row(top: &api::TopEntity) -> [String; 4] {
+    let name = top.descriptor.as_ref().map(super::parse::limit_target_name).unwrap_or_default();
+    let hits = if top.hits > 0 { top.hits.to_string() } else { String::new() };
+    [name.replacen("limit|", "", 1), top.rule.clone(), hits, top.since.map(format_time).unwrap_or_default()]
 }
 
 fn format_percent(share: f64) -> String {
     format!("{}%", (share * 1_000.0).round() / 10.0)
 }
 
-/// Returns a line with the values of an override before and after a change.
+/// Prints a change of an override, and the hits that it has refunded.
 fn print_change(change: &api::OverrideChange) {
     println!("{}", change_line(change));
     if change.refunded_hits > 0 {
@@ -382,21 +403,24 @@ fn print_change(change: &api::OverrideChange) {
     }
 }
 
+/// Returns a line with the values of an override before and after a change.
 fn change_line(change: &api::OverrideChange) -> String {
-    let value = |entry: Option<&api::Override>| {
-        entry.map(|entry| {
-            entry
-                .until
-                .map_or_else(|| entry.value.clone(), |until| format!("{} until {}", entry.value, format_time(until)))
-        })
-    };
-    let (before, after) = (value(change.before.as_ref()), value(change.after.as_ref()));
+    let before = change.before.as_ref().map(value_until);
+    let after = change.after.as_ref().map(value_until);
     let name = target_name(change.target.as_ref());
     match (before, after) {
         (None, Some(after)) => format!("{name}: {after}"),
         (Some(before), Some(after)) => format!("{name}: {after} (before: {before})"),
         (Some(before), None) => format!("{name}: removed (before: {before})"),
         (None, None) => format!("{name}: was not set"),
+    }
+}
+
+/// Returns the value of an override, and when it expires.
+fn value_until(entry: &api::Override) -> String {
+    match entry.until {
+        Some(until) => format!("{} until {}", entry.value, format_time(until)),
+        None => entry.value.clone(),
     }
 }
 
@@ -437,8 +461,12 @@ fn estimate(number: u64, max_error: u64) -> String {
 
 fn print_table<const COLUMNS: usize>(header: [&str; COLUMNS], rows: &[[String; COLUMNS]]) {
     let header = header.map(str::to_owned);
-    let width = |column: usize| std::iter::once(&header).chain(rows).map(|row| row[column].chars().count()).max();
-    let widths: [usize; COLUMNS] = std::array::from_fn(|column| width(column).unwrap_or_default());
+    let mut widths = [0; COLUMNS];
+    for row in std::iter::once(&header).chain(rows) {
+        for (column, cell) in row.iter().enumerate() {
+            widths[column] = widths[column].max(cell.chars().count());
+        }
+    }
     for row in std::iter::once(&header).chain(rows) {
         let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
         println!("{}", cells.join("  ").trim_end());
