@@ -39,6 +39,22 @@ pub struct Hits {
     pub newly_allowed: u64,
 }
 
+impl Hits {
+    /// Adds hits that the rules deny or allow, and that the baseline denied or allowed.
+    fn add(&mut self, hits: u64, is_denied: bool, was_denied: bool) {
+        self.requested += hits;
+        if is_denied {
+            self.denied += hits;
+        }
+        if is_denied && !was_denied {
+            self.newly_denied += hits;
+        }
+        if !is_denied && was_denied {
+            self.newly_allowed += hits;
+        }
+    }
+}
+
 /// Hashes of entities, random for each process, so that callers cannot choose values with the same hash.
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::default);
 
@@ -151,22 +167,34 @@ impl Replay {
     /// Creates a replay. The baseline is the decision by `baseline`, or the recorded decision if that is `None`.
     #[must_use]
     pub fn new(rules: RuleSet, baseline: Option<RuleSet>) -> Self {
-        let evaluator = |rules| Evaluator::new(rules, None);
-        Self::of(evaluator(rules), baseline.map(evaluator))
+        let rules = Evaluator::new(rules, None);
+        let baseline = baseline.map(|rules| Evaluator::new(rules, None));
+        Self::of(rules, baseline)
     }
 
     /// Creates a replay of rules with overrides, as they apply at `now`.
     #[must_use]
     pub fn with_overrides(rules: (RuleSet, &Overrides), baseline: Option<(RuleSet, &Overrides)>, now: Micros) -> Self {
-        let evaluator = |(rules, overrides)| Evaluator::new(rules, Some((overrides, now)));
-        Self::of(evaluator(rules), baseline.map(evaluator))
+        let (rules, overrides) = rules;
+        let rules = Evaluator::new(rules, Some((overrides, now)));
+        let baseline = baseline.map(|(rules, overrides)| Evaluator::new(rules, Some((overrides, now))));
+        Self::of(rules, baseline)
     }
 
     fn of(rules: Evaluator, baseline: Option<Evaluator>) -> Self {
         let rule_count = rules.engine.rules.load().rules().rules().len();
         let by_rule = (0..=rule_count).map(|_| RuleHits::default()).collect();
-        let (requests, denied, unknown, skipped, series) = (0, [0; 2], 0, 0, Series::default());
-        Self { rules, baseline, by_rule, requests, denied, unknown, skipped, series, has_match: false }
+        Self {
+            rules,
+            baseline,
+            by_rule,
+            requests: 0,
+            denied: [0; 2],
+            unknown: 0,
+            skipped: 0,
+            series: Series::default(),
+            has_match: false,
+        }
     }
 
     /// Returns whether a descriptor had a rule, or a limit of its own.
@@ -177,21 +205,23 @@ impl Replay {
 
     /// Replays requests, which must be in chronological order over all calls.
     pub fn process(&mut self, requests: &[RecordedRequest<'_>]) {
-        let (rules, baseline) = (&self.rules, &self.baseline);
         let (verdicts, baseline) = thread::scope(|scope| {
             // The two evaluations are independent, so they run in parallel.
-            let baseline = baseline.as_ref().map(|evaluator| scope.spawn(|| evaluator.decide_all(requests)));
-            (rules.decide_all(requests), baseline.map(|baseline| baseline.join().unwrap_or_default()))
+            let baseline = self.baseline.as_ref().map(|evaluator| scope.spawn(|| evaluator.decide_all(requests)));
+            let verdicts = self.rules.decide_all(requests);
+            let baseline = baseline.map(|thread| thread.join().unwrap_or_default());
+            (verdicts, baseline)
         });
-        for (index, (recorded, verdict)) in requests.iter().zip(&verdicts).enumerate() {
+        for (index, recorded) in requests.iter().enumerate() {
+            let Some(verdict) = &verdicts[index] else {
+                self.skipped += 1;
+                continue;
+            };
             let baseline = match &baseline {
-                Some(baseline) => baseline.get(index).and_then(Option::as_ref).map(Baseline::from_verdict),
+                Some(verdicts) => verdicts.get(index).and_then(Option::as_ref).map(Baseline::from_verdict),
                 None => Baseline::from_recorded(recorded),
             };
-            match verdict {
-                Some(verdict) => self.record(recorded, verdict, baseline.as_ref()),
-                None => self.skipped += 1,
-            }
+            self.record(recorded, verdict, baseline.as_ref());
         }
     }
 
@@ -215,10 +245,13 @@ impl Replay {
             if descriptor.refund || descriptor.hits == 0 {
                 continue;
             }
-            let id = rule.map_or(self.by_rule.len() - 1, |rule| rule.id);
-            let (hits, is_denied) = (descriptor.hits, status.is_over());
+            let id = match rule {
+                Some(rule) => rule.id,
+                None => self.by_rule.len() - 1,
+            };
+            let hits = descriptor.hits;
+            let is_denied = status.is_over();
             let was_denied = baseline.and_then(|baseline| baseline.get(index).copied()).unwrap_or_default();
-            let hits_if = |is: bool| if is { hits } else { 0 };
             let Some(rule_hits) = self.by_rule.get_mut(id) else {
                 continue;
             };
@@ -227,12 +260,8 @@ impl Replay {
             if entity.name.is_empty() {
                 entity.name = name(&descriptor.entries);
             }
-            for sum in [&mut rule_hits.hits, &mut entity.hits] {
-                sum.requested += hits;
-                sum.denied += hits_if(is_denied);
-                sum.newly_denied += hits_if(is_denied && !was_denied);
-                sum.newly_allowed += hits_if(!is_denied && was_denied);
-            }
+            entity.hits.add(hits, is_denied, was_denied);
+            rule_hits.hits.add(hits, is_denied, was_denied);
             rule_hits.series.add(*at, hits, is_denied);
         }
     }
@@ -245,10 +274,12 @@ impl Replay {
 }
 
 fn identity(request: &Request<'_>, entries: &[Entry<'_>]) -> u64 {
-    let pairs = entries.iter().map(|Entry { key, value }| (*key, *value));
     let mut hasher = HASHES.build_hasher();
     request.domain.hash(&mut hasher);
-    pairs.for_each(|pair| pair.hash(&mut hasher));
+    for Entry { key, value } in entries {
+        key.hash(&mut hasher);
+        value.hash(&mut hasher);
+    }
     hasher.finish()
 }
 

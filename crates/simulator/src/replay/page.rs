@@ -5,6 +5,8 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
+use sluicegate_engine::Snapshot;
+
 use super::{Hits, Replay, RuleHits, series::Series};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}\
@@ -33,16 +35,6 @@ pub fn page(replay: &Replay, title: &str) -> String {
     html += &time_chart("All requests", &replay.series);
     html += "<h2>By rule</h2><table><tr><th>rule<th>hits<th>denied<th>newly denied<th>newly allowed<th>entities<th>entities denied";
     let snapshot = replay.rules();
-    let name = |id: usize| match snapshot.rules().rules().get(id) {
-        Some(rule) => {
-            format!(
-                "{}: {}",
-                rule.labels.join("."),
-                rule.limit.as_ref().map_or("unlimited".into(), ToString::to_string)
-            )
-        }
-        None => "(no rule)".to_owned(),
-    };
     let mut rules: Vec<(usize, &RuleHits)> =
         replay.by_rule.iter().enumerate().filter(|(_, rule_hits)| rule_hits.descriptors > 0).collect();
     rules.sort_by_key(|(_, rule_hits)| {
@@ -52,14 +44,14 @@ pub fn page(replay: &Replay, title: &str) -> String {
         let Hits { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
         html += &format!(
             "<tr><td>{}<td>{requested}<td>{denied}<td>{newly_denied}<td>{newly_allowed}<td>{}<td>{}",
-            escaped(&name(*id)),
+            escaped(&rule_name(&snapshot, *id)),
             rule_hits.entities.len(),
             rule_hits.entities_denied()
         );
     }
     html += "</table>";
     for (id, rule_hits) in rules.iter().take(MAX_CHARTS) {
-        html += &format!("<h2>{}</h2>", escaped(&name(*id)));
+        html += &format!("<h2>{}</h2>", escaped(&rule_name(&snapshot, *id)));
         html += &time_chart("Hits", &rule_hits.series);
         let entities = rule_hits.most_denied(MAX_ENTITIES);
         if entities.is_empty() {
@@ -76,80 +68,111 @@ pub fn page(replay: &Replay, title: &str) -> String {
     html + "</html>\n"
 }
 
+/// Returns the labels and the limit of a rule, to name it on the page.
+fn rule_name(snapshot: &Snapshot, id: usize) -> String {
+    let Some(rule) = snapshot.rules().rules().get(id) else {
+        return "(no rule)".to_owned();
+    };
+    let labels = rule.labels.join(".");
+    match &rule.limit {
+        Some(limit) => format!("{labels}: {limit}"),
+        None => format!("{labels}: unlimited"),
+    }
+}
+
+/// The result of drawing a chart. Drawing into memory does not fail, and the page is useful without a chart.
+type DrawResult = Result<(), Box<dyn std::error::Error>>;
+
 /// Draws allowed and denied hits over time as a stacked chart.
 fn time_chart(title: &str, series: &Series) -> String {
-    let seconds = series.step as f64 / 1e6;
-    let rate = |hits: u64| hits as f64 / seconds;
-    let top = series.sums.iter().map(|[allowed, denied]| rate(allowed + denied)).fold(1.0, f64::max);
-    let (unit, scale) =
-        if series.sums.len() as f64 * seconds > 7_200.0 { ("hours", 3_600.0) } else { ("seconds", 1.0) };
-    let x = |index: usize| index as f64 * seconds / scale;
-    let end = x(series.sums.len().max(1));
     let mut svg = String::new();
-    let mut draw = || -> Result<(), Box<dyn std::error::Error>> {
-        let root = SVGBackend::with_string(&mut svg, (900, 260)).into_drawing_area();
-        let mut chart = ChartBuilder::on(&root)
-            .margin(10)
-            .caption(title, ("sans-serif", 16))
-            .x_label_area_size(36)
-            .y_label_area_size(64)
-            .build_cartesian_2d(0.0..end, 0.0..top * 1.05)?;
-        let mesh = &mut chart.configure_mesh();
-        mesh.x_desc(format!("{unit} since the first request"))
-            .y_desc("hits per second")
-            .light_line_style(TRANSPARENT)
-            .draw()?;
-        let sums = || series.sums.iter().enumerate();
-        let all = sums().map(|(index, [allowed, denied])| (x(index), rate(allowed + denied)));
-        let allowed = sums().map(|(index, [allowed, _])| (x(index), rate(*allowed)));
-        let square = |color: RGBColor| move |(x, y)| Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled());
-        chart.draw_series(AreaSeries::new(all, 0.0, DENIED))?.label("denied").legend(square(DENIED));
-        chart.draw_series(AreaSeries::new(allowed, 0.0, ALLOWED))?.label("allowed").legend(square(ALLOWED));
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .border_style(BLACK.mix(0.3))
-            .draw()?;
-        root.present()?;
-        Ok(())
-    };
-    // Drawing into memory does not fail, and the page is useful without a chart.
-    let _ = draw();
+    let _ = draw_time_chart(title, series, &mut svg);
     svg
+}
+
+fn draw_time_chart(title: &str, series: &Series, svg: &mut String) -> DrawResult {
+    let seconds = series.step as f64 / 1e6;
+    let in_hours = series.sums.len() as f64 * seconds > 7_200.0;
+    let (unit, scale) = if in_hours { ("hours", 3_600.0) } else { ("seconds", 1.0) };
+    let end = series.sums.len().max(1) as f64 * seconds / scale;
+    // Points of the areas: the time, and hits per second.
+    let mut all = Vec::with_capacity(series.sums.len());
+    let mut allowed = Vec::with_capacity(series.sums.len());
+    let mut top: f64 = 1.0;
+    for (index, [allowed_hits, denied_hits]) in series.sums.iter().enumerate() {
+        let x = index as f64 * seconds / scale;
+        let rate = (allowed_hits + denied_hits) as f64 / seconds;
+        top = top.max(rate);
+        all.push((x, rate));
+        allowed.push((x, *allowed_hits as f64 / seconds));
+    }
+    let root = SVGBackend::with_string(svg, (900, 260)).into_drawing_area();
+    let mut chart = ChartBuilder::on(&root)
+        .margin(10)
+        .caption(title, ("sans-serif", 16))
+        .x_label_area_size(36)
+        .y_label_area_size(64)
+        .build_cartesian_2d(0.0..end, 0.0..top * 1.05)?;
+    let mesh = &mut chart.configure_mesh();
+    mesh.x_desc(format!("{unit} since the first request"))
+        .y_desc("hits per second")
+        .light_line_style(TRANSPARENT)
+        .draw()?;
+    chart
+        .draw_series(AreaSeries::new(all, 0.0, DENIED))?
+        .label("denied")
+        .legend(|position| legend_square(position, DENIED));
+    chart
+        .draw_series(AreaSeries::new(allowed, 0.0, ALLOWED))?
+        .label("allowed")
+        .legend(|position| legend_square(position, ALLOWED));
+    chart
+        .configure_series_labels()
+        .position(SeriesLabelPosition::UpperRight)
+        .background_style(WHITE.mix(0.8))
+        .border_style(BLACK.mix(0.3))
+        .draw()?;
+    root.present()?;
+    Ok(())
+}
+
+fn legend_square((x, y): (i32, i32), color: RGBColor) -> Rectangle<(i32, i32)> {
+    Rectangle::new([(x, y - 5), (x + 12, y + 5)], color.filled())
 }
 
 /// Draws a bar per entity with its allowed and denied hits.
 fn entity_chart(entities: &[(&str, Hits)]) -> String {
+    let mut svg = String::new();
+    let _ = draw_entity_chart(entities, &mut svg);
+    svg
+}
+
+fn draw_entity_chart(entities: &[(&str, Hits)], svg: &mut String) -> DrawResult {
     let top = entities.iter().map(|(_, hits)| hits.requested).max().unwrap_or(1).max(1) as f64;
     let rows = entities.len();
-    let mut svg = String::new();
-    let mut draw = || -> Result<(), Box<dyn std::error::Error>> {
-        let root = SVGBackend::with_string(&mut svg, (900, 60 + 24 * rows as u32)).into_drawing_area();
-        let mut chart = ChartBuilder::on(&root)
-            .margin(10)
-            .x_label_area_size(36)
-            .y_label_area_size(240)
-            .build_cartesian_2d(0.0..top * 1.02, 0.0..rows as f64)?;
-        chart.configure_mesh().disable_mesh().y_labels(0).x_desc("hits").draw()?;
-        let style = ("sans-serif", 13).into_text_style(&root).pos(Pos::new(HPos::Right, VPos::Center));
-        for (index, (name, hits)) in entities.iter().enumerate() {
-            let row = (rows - 1 - index) as f64;
-            let name: String = name.chars().take(MAX_NAME_CHARS).collect();
-            let name = EmptyElement::at((0.0, row + 0.5)) + Text::new(name, (-8, 0), style.clone());
-            chart.draw_series([name])?;
-            let allowed = (hits.requested - hits.denied) as f64;
-            let bar = |from: f64, to: f64, color: RGBColor| {
-                Rectangle::new([(from, row + 0.15), (to, row + 0.85)], color.filled())
-            };
-            chart.draw_series([bar(0.0, allowed, ALLOWED), bar(allowed, hits.requested as f64, DENIED)])?;
-        }
-        root.present()?;
-        Ok(())
-    };
-    // Drawing into memory does not fail, and the page is useful without a chart.
-    let _ = draw();
-    svg
+    let root = SVGBackend::with_string(svg, (900, 60 + 24 * rows as u32)).into_drawing_area();
+    let mut chart = ChartBuilder::on(&root)
+        .margin(10)
+        .x_label_area_size(36)
+        .y_label_area_size(240)
+        .build_cartesian_2d(0.0..top * 1.02, 0.0..rows as f64)?;
+    chart.configure_mesh().disable_mesh().y_labels(0).x_desc("hits").draw()?;
+    let style = ("sans-serif", 13).into_text_style(&root).pos(Pos::new(HPos::Right, VPos::Center));
+    for (index, (name, hits)) in entities.iter().enumerate() {
+        let row = (rows - 1 - index) as f64;
+        let name: String = name.chars().take(MAX_NAME_CHARS).collect();
+        let name = EmptyElement::at((0.0, row + 0.5)) + Text::new(name, (-8, 0), style.clone());
+        chart.draw_series([name])?;
+        let allowed = (hits.requested - hits.denied) as f64;
+        let requested = hits.requested as f64;
+        chart.draw_series([bar(row, 0.0, allowed, ALLOWED), bar(row, allowed, requested, DENIED)])?;
+    }
+    root.present()?;
+    Ok(())
+}
+
+fn bar(row: f64, from: f64, to: f64, color: RGBColor) -> Rectangle<(f64, f64)> {
+    Rectangle::new([(from, row + 0.15), (to, row + 0.85)], color.filled())
 }
 
 fn escaped(text: &str) -> String {

@@ -87,10 +87,8 @@ impl Suggestions {
             }
         }
         all.sort_by(|one, other| {
-            let order = |suggestion: &Suggestion| {
-                (suggestion.domain.clone(), suggestion.keys.clone(), suggestion.unit.seconds())
-            };
-            order(one).cmp(&order(other))
+            let by_shape = (&one.domain, &one.keys).cmp(&(&other.domain, &other.keys));
+            by_shape.then_with(|| one.unit.seconds().cmp(&other.unit.seconds()))
         });
         all
     }
@@ -99,13 +97,16 @@ impl Suggestions {
 impl Shape {
     fn add(&mut self, entries: &[Entry<'_>], hits: u64, second: u64) {
         let mut hasher = HASHES.build_hasher();
-        entries.iter().for_each(|entry| entry.value.hash(&mut hasher));
+        for entry in entries {
+            entry.value.hash(&mut hasher);
+        }
         let windows = self.entities.entry(hasher.finish()).or_default();
         self.hits += hits;
-        for ((window, counts), unit) in windows.iter_mut().zip(&mut self.counts).zip(UNITS) {
+        for (unit_index, unit) in UNITS.into_iter().enumerate() {
+            let window = &mut windows[unit_index];
             let number = second / unit.seconds();
             if number != window.number {
-                window.finish(counts);
+                window.finish(&mut self.counts[unit_index]);
                 window.number = number;
             }
             window.count += hits;
@@ -114,23 +115,25 @@ impl Shape {
 
     fn finish(&mut self) {
         for windows in self.entities.values_mut() {
-            windows.iter_mut().zip(&mut self.counts).for_each(|(window, counts)| window.finish(counts));
+            for (unit_index, window) in windows.iter_mut().enumerate() {
+                window.finish(&mut self.counts[unit_index]);
+            }
         }
     }
 
     fn suggest(&self, domain: &str, keys: &[Box<str>], unit_index: usize, unit: Unit) -> Suggestion {
         let mut peaks: Vec<u64> = self.entities.values().map(|windows| windows[unit_index].peak).collect();
         peaks.sort_unstable();
-        let peak_at =
-            |quantile: f64| peaks.get(((peaks.len() - 1) as f64 * quantile).round() as usize).copied().unwrap_or(0);
-        let limit = rounded(peak_at(0.99) as f64 * HEADROOM);
-        let exceeding = self.counts[unit_index].iter().filter(|(count, _)| **count > u64::from(limit));
-        let denied: u64 = exceeding.map(|(count, windows)| (count - u64::from(limit)) * windows).sum();
+        let limit = rounded(quantile(&peaks, 0.99) as f64 * HEADROOM);
+        let mut denied = 0;
+        for (count, windows) in &self.counts[unit_index] {
+            denied += count.saturating_sub(limit.into()) * windows;
+        }
         Suggestion {
             domain: domain.into(),
             keys: keys.to_vec(),
             unit,
-            peaks: [peak_at(0.5), peak_at(0.9), peak_at(0.99), peak_at(0.999), peak_at(1.0)],
+            peaks: [0.5, 0.9, 0.99, 0.999, 1.0].map(|share| quantile(&peaks, share)),
             entities: peaks.len(),
             limit,
             denied_share: denied as f64 / self.hits.max(1) as f64,
@@ -147,6 +150,12 @@ impl Window {
             self.count = 0;
         }
     }
+}
+
+/// Returns a quantile of a sorted list, which must not be empty. `share` is 0.5 for the median.
+fn quantile(sorted: &[u64], share: f64) -> u64 {
+    let index = ((sorted.len() - 1) as f64 * share).round() as usize;
+    sorted.get(index).copied().unwrap_or(0)
 }
 
 /// Rounds up to a number with two significant digits.
