@@ -111,14 +111,14 @@ impl SkippedLines {
 
     /// Adds other lines.
     pub fn merge(&mut self, other: &Self) {
-        for (count, added) in self.0.iter_mut().zip(other.0) {
-            *count += added;
+        for error in LineError::ALL {
+            self.0[error as usize] += other.0[error as usize];
         }
     }
 
     /// Returns the number of lines with each reason that occurred.
     pub fn by_reason(&self) -> impl Iterator<Item = (LineError, u64)> {
-        LineError::ALL.into_iter().zip(self.0).filter(|(_, count)| *count > 0)
+        LineError::ALL.into_iter().map(|error| (error, self.0[error as usize])).filter(|(_, count)| *count > 0)
     }
 }
 
@@ -130,12 +130,11 @@ impl Mapping {
     /// Returns an error if the YAML or the mapping is invalid.
     pub fn read(text: &str) -> Result<Self, MappingError> {
         let mapping: Self = serde_json::from_value(rules::read_small(text, MAX_MAPPING_BYTES)?)?;
-        let invalid = |why: &str| Err(MappingError::Invalid(why.to_owned()));
         if mapping.domain.is_empty() || mapping.descriptors.is_empty() {
-            return invalid("the mapping needs a domain and descriptors");
+            return Err(MappingError::Invalid("the mapping needs a domain and descriptors".to_owned()));
         }
-        let is_long = |descriptor: &Vec<EntryMapping>| descriptor.len() > MAX_ENTRIES;
-        if mapping.descriptors.len() > MAX_DESCRIPTORS || mapping.descriptors.iter().any(is_long) {
+        let has_long_descriptor = mapping.descriptors.iter().any(|descriptor| descriptor.len() > MAX_ENTRIES);
+        if mapping.descriptors.len() > MAX_DESCRIPTORS || has_long_descriptor {
             return Err(MappingError::Invalid(format!(
                 "the mapping has more than {MAX_DESCRIPTORS} descriptors, or a descriptor with more than {MAX_ENTRIES} entries"
             )));
@@ -149,10 +148,9 @@ impl Mapping {
             }
         }
         if mapping.descriptors.iter().any(Vec::is_empty) {
-            invalid("a descriptor of the mapping has no entry")
-        } else {
-            Ok(mapping)
+            return Err(MappingError::Invalid("a descriptor of the mapping has no entry".to_owned()));
         }
+        Ok(mapping)
     }
 
     /// Appends the encoded request of a log line to `bytes`.

@@ -28,6 +28,12 @@ pub struct TrafficError {
     source: io::Error,
 }
 
+impl TrafficError {
+    fn new(path: &Path, source: io::Error) -> Self {
+        Self { path: path.to_owned(), source }
+    }
+}
+
 /// Writes messages into files of limited size in a directory. Removes the oldest files if the total size is exceeded.
 pub struct Writer {
     directory: PathBuf,
@@ -39,12 +45,25 @@ pub struct Writer {
     number: u64,
 }
 
+/// A file of a writer, and its size.
+struct WrittenFile {
+    path: PathBuf,
+    bytes: u64,
+}
+
 impl Writer {
     /// Creates a writer. `started` is the number of the first file, which must differ from those of other processes.
     #[must_use]
     pub fn new(directory: PathBuf, file_bytes: u64, max_bytes: u64, started: u64) -> Self {
-        let (buffer, since) = (Vec::new(), Instant::now());
-        Self { directory, file_bytes, max_bytes, file: None, buffer, since, number: started }
+        Self {
+            directory,
+            file_bytes,
+            max_bytes,
+            file: None,
+            buffer: Vec::new(),
+            since: Instant::now(),
+            number: started,
+        }
     }
 
     /// Adds a message, and writes the buffer if it is large or old enough.
@@ -111,20 +130,21 @@ impl Writer {
 
     /// Removes the oldest files until the total size is within the maximum.
     fn remove_oldest_files(&self) -> io::Result<()> {
-        let mut files = files(&self.directory)?;
-        let mut sizes = Vec::new();
-        for path in &files {
-            sizes.push(fs::metadata(path)?.len());
+        let mut written = Vec::new();
+        let mut total = 0;
+        for path in files(&self.directory)? {
+            let bytes = fs::metadata(&path)?.len();
+            total += bytes;
+            written.push(WrittenFile { path, bytes });
         }
-        let mut total: u64 = sizes.iter().sum();
         // The last file is being written, so it is not removed.
-        files.pop();
-        for (path, size) in files.iter().zip(sizes) {
+        written.pop();
+        for file in written {
             if total <= self.max_bytes {
                 break;
             }
-            fs::remove_file(path)?;
-            total -= size;
+            fs::remove_file(file.path)?;
+            total -= file.bytes;
         }
         Ok(())
     }
@@ -152,13 +172,16 @@ pub struct Reader {
     read: Arc<AtomicU64>,
 }
 
-/// A file that counts the bytes read from it.
-struct Counting(File, Arc<AtomicU64>);
+/// A file that adds the number of bytes read from it to a counter.
+struct CountingFile {
+    file: File,
+    total: Arc<AtomicU64>,
+}
 
-impl Read for Counting {
+impl Read for CountingFile {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        let read = self.0.read(bytes)?;
-        self.1.fetch_add(read as u64, Relaxed);
+        let read = self.file.read(bytes)?;
+        self.total.fetch_add(read as u64, Relaxed);
         Ok(read)
     }
 }
@@ -172,12 +195,15 @@ impl Reader {
     pub fn new(paths: &[PathBuf]) -> Result<Self, TrafficError> {
         let mut all = Vec::new();
         for path in paths {
-            let failed = |source| TrafficError { path: path.clone(), source };
-            if path.is_dir() { all.extend(files(path).map_err(failed)?) } else { all.push(path.clone()) }
+            if path.is_dir() {
+                all.extend(files(path).map_err(|error| TrafficError::new(path, error))?);
+            } else {
+                all.push(path.clone());
+            }
         }
         let mut bytes = 0;
         for path in &all {
-            bytes += fs::metadata(path).map_err(|source| TrafficError { path: path.clone(), source })?.len();
+            bytes += fs::metadata(path).map_err(|error| TrafficError::new(path, error))?.len();
         }
         Ok(Self { paths: all, next_path: 0, open: None, bytes, read: Arc::default() })
     }
@@ -216,19 +242,19 @@ impl Reader {
             return Ok(false);
         };
         self.next_path += 1;
-        let open = || -> io::Result<Box<dyn Read + Send>> {
-            let file = Counting(File::open(path)?, Arc::clone(&self.read));
-            let decoder = MultiGzDecoder::new(BufReader::new(file));
-            Ok(Box::new(BufReader::with_capacity(BLOCK_BYTES, decoder)))
-        };
-        self.open = Some(open().map_err(|source| TrafficError { path: path.clone(), source })?);
+        let file = File::open(path).map_err(|error| TrafficError::new(path, error))?;
+        let file = CountingFile { file, total: Arc::clone(&self.read) };
+        let decoder = MultiGzDecoder::new(BufReader::new(file));
+        self.open = Some(Box::new(BufReader::with_capacity(BLOCK_BYTES, decoder)));
         Ok(true)
     }
 }
 
 /// Reads one message. Returns `false` at the end of the file.
 pub(super) fn read(from: &mut dyn Read, message: &mut Vec<u8>) -> io::Result<bool> {
-    let (mut length, mut shift, mut byte) = (0_u64, 0, [0]);
+    let mut length = 0_u64;
+    let mut shift = 0;
+    let mut byte = [0];
     loop {
         if from.read(&mut byte)? == 0 {
             return if shift == 0 { Ok(false) } else { Err(io::ErrorKind::UnexpectedEof.into()) };

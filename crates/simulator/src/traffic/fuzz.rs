@@ -5,7 +5,7 @@ use std::io::Read;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::{access_log::Mapping, decode, encode, file, text};
+use super::{RecordedRequest, access_log::Mapping, decode, encode, file, text};
 
 /// A mapping for log lines without one.
 const MAPPING: &str = "
@@ -52,15 +52,16 @@ pub fn recorded_traffic(input: &[u8]) {
             return;
         }
         if let Ok(recorded) = decode(&message) {
-            let write = |recorded: &super::RecordedRequest<'_>| {
-                let mut bytes = Vec::new();
-                encode(recorded.at, &recorded.request, None, |_| None, &mut bytes);
-                bytes
-            };
-            let written = write(&recorded);
-            assert_eq!(decode(&written).map(|recorded| write(&recorded)), Ok(written), "{recorded:?}");
+            let written = encoded(&recorded);
+            assert_eq!(decode(&written).map(|recorded| encoded(&recorded)), Ok(written), "{recorded:?}");
         }
     }
+}
+
+fn encoded(recorded: &RecordedRequest<'_>) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    encode(recorded.at, &recorded.request, None, |_| None, &mut bytes);
+    bytes
 }
 
 /// Reads descriptors from the text that an operator pastes.

@@ -22,6 +22,11 @@ use smallvec::SmallVec;
 /// need a hundred times their size in memory.
 const MAX_ITEMS: usize = 65_536;
 
+/// Recorded decision about a request that was denied. 0 means that it was not decided.
+const RECORDED_DENIED: u64 = 1;
+/// Recorded decision about a request that was allowed.
+const RECORDED_ALLOWED: u64 = 2;
+
 /// Error returned when bytes are not a recorded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
@@ -58,8 +63,12 @@ pub fn encode(
 ) {
     let mut message = wire::Writer(bytes);
     message.number(1, at.get());
-    // 1 means denied and 2 means allowed.
-    message.number(2, verdict.map_or(0, |verdict| 1 + u64::from(verdict.overall == Code::Ok)));
+    let decision = match verdict {
+        None => 0,
+        Some(verdict) if verdict.overall == Code::Ok => RECORDED_ALLOWED,
+        Some(_) => RECORDED_DENIED,
+    };
+    message.number(2, decision);
     message.text(3, request.domain);
     for (index, descriptor) in request.descriptors.iter().enumerate() {
         let over =
@@ -74,7 +83,7 @@ pub fn encode(
                     }
                 });
             }
-            message.optional(2, (descriptor.hits != 1).then_some(descriptor.hits));
+            message.optional(2, if descriptor.hits == 1 { None } else { Some(descriptor.hits) });
             message.number(3, descriptor.refund.into());
             message.number(4, over.into());
             if let Some(limit) = &descriptor.requested_limit
@@ -94,22 +103,25 @@ pub fn encode(
 ///
 /// Returns an error if the message is malformed, or has more descriptors and entries than any valid request.
 pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, DecodeError> {
-    let (mut at, mut allowed, mut domain) = (0, None, "");
-    let (mut descriptors, mut over) = (SmallVec::new(), SmallVec::new());
+    let mut at = 0;
+    let mut allowed = None;
+    let mut domain = "";
+    let mut descriptors = SmallVec::new();
+    let mut over = SmallVec::new();
     let mut items = 0;
     for field in Fields::new(message) {
         match field? {
             (1, value) => at = value.number()?,
-            (2, value) => allowed = Some(value.number()? == 2),
+            (2, value) => allowed = Some(value.number()? == RECORDED_ALLOWED),
             (3, value) => domain = value.text()?,
             (4, value) => {
-                let (descriptor, denied) = decode_descriptor(value, MAX_ITEMS - items)?;
+                let RecordedDescriptor { descriptor, is_over } = decode_descriptor(value, MAX_ITEMS - items)?;
                 items += 1 + descriptor.entries.len();
                 if items > MAX_ITEMS {
                     return Err(DecodeError::TooManyItems);
                 }
                 descriptors.push(descriptor);
-                over.push(denied);
+                over.push(is_over);
             }
             _ => {}
         }
@@ -118,10 +130,19 @@ pub fn decode(message: &[u8]) -> Result<RecordedRequest<'_>, DecodeError> {
     Ok(RecordedRequest { at: Micros::new(at), request, allowed, over })
 }
 
+/// A recorded descriptor, and whether its limit denied it.
+struct RecordedDescriptor<'m> {
+    descriptor: Descriptor<'m>,
+    is_over: bool,
+}
+
 /// Decodes a descriptor of at most `max_entries`.
-fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<(Descriptor<'_>, bool), DecodeError> {
+fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<RecordedDescriptor<'_>, DecodeError> {
     let mut descriptor = Descriptor::new(SmallVec::new());
-    let (mut over, mut requests, mut unit, mut multiplier) = (false, None, 0, 1);
+    let mut is_over = false;
+    let mut requests = None;
+    let mut unit = 0;
+    let mut multiplier = 1;
     for field in value.message()? {
         match field? {
             (1, value) => {
@@ -140,17 +161,19 @@ fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<(Descriptor
             }
             (2, value) => descriptor.hits = bound_hits(value.number()?),
             (3, value) => descriptor.refund = value.number()? != 0,
-            (4, value) => over = value.number()? != 0,
+            (4, value) => is_over = value.number()? != 0,
             (5, value) => requests = Some(value.number()? as u32),
             (6, value) => unit = value.number()? as usize,
             (7, value) => multiplier = value.number()? as u32,
             _ => {}
         }
     }
-    if let (Some(requests), Some(unit)) = (requests, Unit::ALL.get(unit)) {
+    if let Some(requests) = requests
+        && let Some(unit) = Unit::ALL.get(unit)
+    {
         descriptor.requested_limit = Limit::new(requests, *unit, multiplier).ok().map(Box::new);
     }
-    Ok((descriptor, over))
+    Ok(RecordedDescriptor { descriptor, is_over })
 }
 
 #[cfg(test)]

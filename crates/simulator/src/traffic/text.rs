@@ -81,8 +81,8 @@ pub fn read(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescriptor
         Some(first) if first.starts_with('{') => read_json(text, mapping)?,
         Some(_) => vec![read_words(text)?],
     };
-    let is_valid = |(domain, entries): &OwnedDescriptor| !domain.is_empty() && !entries.is_empty();
-    if !(1..=MAX_DESCRIPTORS).contains(&descriptors.len()) || !descriptors.iter().all(is_valid) {
+    let is_empty = descriptors.iter().any(|(domain, entries)| domain.is_empty() || entries.is_empty());
+    if is_empty || !(1..=MAX_DESCRIPTORS).contains(&descriptors.len()) {
         return Err(TextError::Count);
     }
     Ok(descriptors)
@@ -91,11 +91,13 @@ pub fn read(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescriptor
 fn read_words(text: &str) -> Result<OwnedDescriptor, TextError> {
     let mut words = split(text)?.into_iter();
     let domain = words.next().ok_or(TextError::Empty)?;
-    let entry = |word: String| match word.split_once('=') {
-        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err(TextError::Entry(word)),
-    };
-    let entries = words.map(entry).collect::<Result<Vec<_>, _>>()?;
+    let mut entries = Vec::new();
+    for word in words {
+        match word.split_once('=') {
+            Some((key, value)) if !key.is_empty() => entries.push((key.to_owned(), value.to_owned())),
+            _ => return Err(TextError::Entry(word)),
+        }
+    }
     if entries.is_empty() { Err(TextError::Empty) } else { Ok((domain, entries)) }
 }
 
@@ -106,15 +108,19 @@ fn read_json(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescripto
             if descriptors.len() > MAX_DESCRIPTORS {
                 return Err(TextError::Count);
             }
-            let entries = |descriptor: Descriptor| {
-                descriptor.entries.into_iter().map(|Entry { key, value }| (key, value)).collect()
-            };
-            return Ok(descriptors.into_iter().map(|descriptor| (domain.clone(), entries(descriptor))).collect());
+            let mut owned = Vec::new();
+            for descriptor in descriptors {
+                let entries = descriptor.entries.into_iter().map(|Entry { key, value }| (key, value)).collect();
+                owned.push((domain.clone(), entries));
+            }
+            return Ok(owned);
         }
         Err(error) => error,
     };
-    let is_request = |fields: &serde_json::Map<String, serde_json::Value>| fields.contains_key("descriptors");
-    let is_log_line = serde_json::from_str(text).is_ok_and(|fields| !is_request(&fields));
+    let is_log_line = match serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text) {
+        Ok(fields) => !fields.contains_key("descriptors"),
+        Err(_) => false,
+    };
     let Some(mapping) = mapping else {
         return Err(if is_log_line { TextError::NoMapping } else { TextError::Request(error) });
     };
@@ -125,11 +131,12 @@ fn read_json(text: &str, mapping: Option<&Mapping>) -> Result<Vec<OwnedDescripto
         Err(error) => return Err(TextError::Line(error)),
     }
     let request = decode(&bytes).map_err(|_| TextError::NotInLine)?.request;
-    let descriptor = |descriptor: &sluicegate_engine::Descriptor<'_>| {
-        let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
-        (request.domain.to_owned(), entries.collect())
-    };
-    Ok(request.descriptors.iter().map(descriptor).collect())
+    let mut owned = Vec::new();
+    for descriptor in &request.descriptors {
+        let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect();
+        owned.push((request.domain.to_owned(), entries));
+    }
+    Ok(owned)
 }
 
 /// Returns the body of a curl command.
@@ -141,9 +148,13 @@ fn body_of_curl(text: &str) -> Result<String, TextError> {
         if OPTIONS.contains(&word.as_str()) {
             return words.get(index + 1).cloned().ok_or(TextError::NoBody);
         }
-        let long = word.split_once('=').filter(|(option, _)| OPTIONS.contains(option) && option.starts_with("--"));
-        let short = word.strip_prefix("-d").filter(|_| !word.starts_with("--"));
-        if let Some(body) = long.map(|(_, body)| body).or(short) {
+        if word.starts_with("--") {
+            if let Some((option, body)) = word.split_once('=')
+                && OPTIONS.contains(&option)
+            {
+                return Ok(body.to_owned());
+            }
+        } else if let Some(body) = word.strip_prefix("-d") {
             return Ok(body.to_owned());
         }
     }
@@ -152,7 +163,9 @@ fn body_of_curl(text: &str) -> Result<String, TextError> {
 
 /// Splits a text into words as a shell does: quotation marks join words, and a backslash quotes the next character.
 fn split(text: &str) -> Result<Vec<String>, TextError> {
-    let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
+    let mut words = Vec::new();
+    let mut word: Option<String> = None;
+    let mut quote = None;
     let mut letters = text.chars();
     while let Some(letter) = letters.next() {
         match (quote, letter) {
