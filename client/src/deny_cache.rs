@@ -136,8 +136,8 @@ impl Expiring for Denial {
 }
 
 impl Denial {
-    /// Returns whether the denial is valid for a request of the same identity, whose descriptors now have `refunds`
-    /// refunds.
+    /// Returns whether the denial is valid for a request of the same identity. `refunds` is the current number of refunds
+    /// of its descriptors.
     fn applies_to(&self, request: &CheckRequest<'_>, refunds: u32, now: Duration) -> bool {
         now < self.expires_at
             && self.refunds == refunds

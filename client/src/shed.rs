@@ -82,7 +82,7 @@ struct Shared {
     tick_started: OnceLock<()>,
 }
 
-/// Where and as what this host's utilization is reported.
+/// The destination and the sender of the reports about this host's utilization.
 struct Report {
     client: Client,
     resource: String,

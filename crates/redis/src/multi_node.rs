@@ -290,14 +290,14 @@ impl Redis {
     }
 }
 
-/// The hits that one call decides.
+/// How the hits of a request are divided into calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Granularity {
-    /// All hits of one server.
+    /// One call for all hits of one server.
     Server,
-    /// All hits of one slot.
+    /// One call for all hits of one slot.
     Slot,
-    /// One hit, because its slot is migrating and the keys of the slot are on two servers.
+    /// One call per hit, because its slot is migrating and the keys of the slot are on two servers.
     Hit,
 }
 
@@ -331,8 +331,8 @@ impl Step {
 }
 
 /// Combines the answers of parts in the order of the request's hits. A hit that is in no part is unavailable.
-fn combine_parts(hits: usize, parts: &[CallPart], part_answers: Vec<StepOutcomes>) -> StepOutcomes {
-    let mut combined: StepOutcomes = (0..hits).map(|_| Err(StoreError::Unavailable)).collect();
+fn combine_parts(hit_count: usize, parts: &[CallPart], part_answers: Vec<StepOutcomes>) -> StepOutcomes {
+    let mut combined: StepOutcomes = (0..hit_count).map(|_| Err(StoreError::Unavailable)).collect();
     for (part, answers) in parts.iter().zip(part_answers) {
         for (index, answer) in part.indices.iter().zip(answers) {
             combined[*index] = answer;
