@@ -13,8 +13,7 @@ const PERMITTED: &[(&str, &[&str], &str)] = &[
         ALGORITHMS,
         "the enums of all algorithms, and the parts of them that each algorithm needs",
     ),
-    ("crates/ctl/src/ctl", &["args", "bulk", "client", "parse", "print"], ""),
-    ("crates/engine/src", &["applied_limit", "candidate", "decide", "prepared", "resources", "snapshot"], ""),
+    ("crates/engine/src", &["candidate", "snapshot"], "candidate rules are a snapshot in that of the rules in force"),
 ];
 const ALGORITHMS: &[&str] = &[
     "adaptive",

@@ -204,7 +204,7 @@ fn evaluate_later(
     let (engine, candidate) = (engine.clone(), Arc::clone(candidate));
     tokio::spawn(async move {
         tokio::time::sleep(delay).await;
-        candidate.evaluate_queued(&engine).await;
+        engine.evaluate_queued(&candidate).await;
     });
 }
 

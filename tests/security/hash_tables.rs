@@ -16,7 +16,7 @@ const UNKEYED: [(&str, &str); 7] = [
         "instances must evaluate the same counters: the hash selects, and is stored nowhere",
     ),
     ("src/service/record.rs", "instances must record the same entities: the hash selects, and is stored nowhere"),
-    ("crates/engine/src/applied_limit.rs", "identifies a limit that a caller requests, of 128 bits"),
+    ("crates/engine/src/matching.rs", "identifies a limit that a caller requests, of 128 bits"),
     ("crates/engine/src/quotas/mod.rs", "recognises the counter of one bucket after a change of its rule"),
     ("crates/placement/src/ring.rs", "instances and clients must find the same server"),
     ("crates/placement/src/identity.rs", "the hash function itself"),

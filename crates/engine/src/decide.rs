@@ -1,68 +1,23 @@
-//! The [`Engine`] of a worker, which decides requests by the rules in force.
-//!
-//! A decision has three steps. [`Engine::prepare`] finds the limits of a request and writes the hits on their counters.
+//! A decision of the [`Engine`] has three steps. [`Engine::prepare`] finds the limits of a request and writes the hits on their counters.
 //! Then the hits are applied to a store, immediately in memory ([`PreparedRequest::apply_in`]) or over the network
 //! ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where the store has not
 //! answered, and builds the verdict.
 
 use std::sync::Arc;
 
-use arc_swap::ArcSwap;
 use sluicegate_algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, Program, State};
-use sluicegate_metrics::WorkerId;
-use sluicegate_rules::{FailurePolicy, Limit, Metadata, Rule, RuleSet};
-use sluicegate_store::{Blocks, Charge, Counter, Decider, Hit, HitDecision, Memory, Store, StoreError, memory};
+use sluicegate_rules::{FailurePolicy, Limit, Metadata, Rule};
+use sluicegate_store::{Blocks, Charge, Counter, Decider, Hit, HitDecision, Memory, Store, StoreError};
 use smallvec::SmallVec;
 
 use super::{
-    DecideError, Descriptor, Feedback, OverrideKind, Request, Resources, Settings, Snapshot,
-    applied_limit::{AppliedLimit, Match},
-    key,
+    DecideError, Descriptor, Engine, Feedback, OverrideKind, Request, Snapshot, key,
+    matching::{AppliedLimit, Match},
     overrides::Mode,
     prepared::{ChargedLimit, PreparedDescriptor, PreparedRequest},
-    statistics::{Outcome, Statistics, Threshold},
-    top_entities::TopEntities,
+    statistics::{Outcome, Threshold},
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
-
-/// Decides requests on behalf of one worker, with counters in a store `S`.
-#[derive(Clone)]
-pub struct Engine<S> {
-    /// The worker that uses this engine.
-    pub worker: WorkerId,
-    /// Prefix of the counters' names; empty except for candidate rules.
-    pub scope: &'static str,
-    /// The store that has the counters.
-    pub store: S,
-    /// Local counters for the failure policy `local`.
-    pub local: Arc<Memory>,
-    /// The rules in force and the overrides.
-    pub rules: Arc<ArcSwap<Snapshot>>,
-    /// Statistics per rule.
-    pub statistics: Arc<Statistics>,
-    /// The entities with the most hits and the most denied hits; `None` for candidate rules and in a replay.
-    pub top: Option<Arc<TopEntities>>,
-    /// Settings that apply to all rules.
-    pub settings: Arc<Settings>,
-}
-
-impl Engine<Arc<Memory>> {
-    /// Creates an engine with its counters in memory, for one worker.
-    #[must_use]
-    pub fn in_memory(rules: RuleSet, statistics: Arc<Statistics>, settings: &memory::Settings) -> Self {
-        let snapshot = Snapshot::new(rules, &statistics, &Resources::default());
-        Self {
-            worker: WorkerId(0),
-            scope: "",
-            store: Arc::new(Memory::new(settings)),
-            local: Arc::new(Memory::new(settings)),
-            rules: Arc::new(ArcSwap::from_pointee(snapshot)),
-            statistics,
-            top: None,
-            settings: Arc::default(),
-        }
-    }
-}
 
 impl<S: Store> Engine<S> {
     /// Decides one request by a snapshot of the rules, and waits for the store. All descriptors are counted, even if the
@@ -113,35 +68,6 @@ impl<S: Store> Engine<S> {
 }
 
 impl<S> Engine<S> {
-    /// Returns the same engine with another store.
-    #[must_use]
-    pub fn with_store<T>(&self, store: T) -> Engine<T> {
-        Engine {
-            worker: self.worker,
-            scope: self.scope,
-            store,
-            local: Arc::clone(&self.local),
-            rules: Arc::clone(&self.rules),
-            statistics: Arc::clone(&self.statistics),
-            top: self.top.clone(),
-            settings: Arc::clone(&self.settings),
-        }
-    }
-
-    /// Decides one request with counters in memory, in place of the engine's store. Also evaluates the candidate rules.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if no rules are loaded.
-    pub fn decide_in(&self, memory: &Memory, request: &Request<'_>, now: Micros) -> Result<Verdict, DecideError> {
-        let snapshot = &*self.rules.load();
-        let verdict = self.decide_by(snapshot, memory, request, now)?;
-        if let Some(candidate) = &snapshot.candidate {
-            candidate.evaluate_in(self, memory, request, &verdict, now);
-        }
-        Ok(verdict)
-    }
-
     /// Decides one request by a snapshot of the rules, with counters in memory.
     pub(super) fn decide_by(
         &self,
@@ -528,6 +454,7 @@ mod tests {
     use sluicegate_rules::Options;
 
     use super::*;
+    use crate::Settings;
     use crate::tests::{NOW, descriptor, engine_with};
 
     #[test]

@@ -8,9 +8,8 @@ use sluicegate_store::{Counter, Store, StoreError};
 use smallvec::smallvec;
 
 use super::{
-    DecideError, Descriptor, Engine, Override, OverrideKind, Request, Snapshot,
-    applied_limit::{AppliedLimit, Match},
-    key,
+    DecideError, Descriptor, Engine, Override, OverrideKind, Request, Snapshot, key,
+    matching::{AppliedLimit, Match},
     overrides::Origin,
     verdict::never_fits,
 };

@@ -7,10 +7,11 @@
 //!
 //! Only this crate knows both the rule and the store's failure, so failure policies are applied here.
 
-mod applied_limit;
 mod candidate;
 mod clock;
 mod decide;
+mod engine;
+mod evaluate;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod headers;
@@ -19,6 +20,7 @@ mod key;
 #[cfg(feature = "tower")]
 pub mod layer;
 mod long_value;
+mod matching;
 pub mod overrides;
 mod prepared;
 mod quotas;
@@ -29,12 +31,13 @@ mod snapshot;
 mod statistics;
 mod top_entities;
 mod unmatched;
+mod utilization;
 mod value_hash;
 mod verdict;
 
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
 pub use clock::Clock;
-pub use decide::Engine;
+pub use engine::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};
 pub use overrides::{Override, Overrides};
@@ -43,7 +46,7 @@ pub use quotas::{
     Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,
 };
 pub use rate_limiter::{Builder, RateLimiter};
-pub use resources::{Report, ReportError, Resource, Resources};
+pub use resources::{Resource, Resources};
 pub use settings::Settings;
 pub use sluicegate_algorithm::{CounterPart, MAX_NUMBER, Micros, Sample, bound_hits, reports::Utilization};
 pub use sluicegate_rules::source::LoadError;
@@ -52,6 +55,7 @@ pub use snapshot::Snapshot;
 pub use statistics::{ClassTotals, HitTotals, RuleHits, RuleTotals, Statistics, StatisticsSettings};
 pub use top_entities::{Estimate, RankBy, Ranking, TopEntities, TopEntity, sort as sort_ranking};
 pub use unmatched::{Group as UnmatchedGroup, UnmatchedDescriptors};
+pub use utilization::{Report, ReportError};
 pub use value_hash::ValueHash;
 pub use verdict::{Binding, Code, CurrentLimit, OverrideKind, Status, Verdict};
 

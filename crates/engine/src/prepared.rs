@@ -4,7 +4,7 @@ use sluicegate_algorithm::{Action, Micros};
 use sluicegate_store::{Charge, Counter, Hit, HitDecision, HitDecisions, Memory, StoreError};
 use smallvec::SmallVec;
 
-use super::{Descriptor, OverrideKind, Request, applied_limit::AppliedLimit};
+use super::{Descriptor, OverrideKind, Request, matching::AppliedLimit};
 
 /// A request whose limits are known. The caller applies its hits to a store, and
 /// [`Engine::finish`](super::Engine::finish) turns the answers into a verdict.

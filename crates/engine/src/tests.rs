@@ -10,7 +10,7 @@ use sluicegate_store::Memory;
 use smallvec::smallvec;
 
 use super::{
-    applied_limit::Match,
+    matching::Match,
     overrides::{Mode, Origin, Target},
     *,
 };

@@ -6,7 +6,6 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use sluicegate_engine::overrides::{Scope, Target};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
@@ -118,7 +117,7 @@ fn has_ended(request: &api::ChangeRequest) -> bool {
 pub(super) fn read_overrides(record: &csv::StringRecord) -> anyhow::Result<api::ChangeRequest> {
     let target = record.get(0).unwrap_or_default();
     let until = record.get(2).filter(|until| !until.is_empty()).map(parse::time).transpose()?;
-    let target = Some(read_target(target)?);
+    let target = Some(parse::read_target(target)?);
     if record.len() > 3 {
         bail!("a line must have at most three fields: target,value,until");
     }
@@ -143,31 +142,6 @@ pub(super) fn read_plans(
         let target = Some(api::Target { target: Some(api::target::Target::Plan(plan_target)) });
         Ok(api::ChangeRequest { target, value: plan.to_owned(), until: None, expected_version: None })
     }
-}
-
-/// Reads a target in the form in which it is printed and exported.
-pub(super) fn read_target(name: &str) -> anyhow::Result<api::Target> {
-    use api::{scope::Scope as ScopeMessage, target::Target as TargetMessage};
-    let target = match Target::parse(name)? {
-        Target::Limit { domain, entries } => {
-            let entries = entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect();
-            TargetMessage::Limit(api::Descriptor { domain, entries })
-        }
-        Target::Plan { domain, key, value } => TargetMessage::Plan(api::PlanTarget { domain, key, value }),
-        Target::Switch(scope) => {
-            let scope = match scope {
-                Scope::Rule { domain, rule } => ScopeMessage::Rule(api::RuleScope { domain, rule }),
-                Scope::Algorithm(kind) => ScopeMessage::Algorithm(kind),
-                Scope::Domain(domain) => ScopeMessage::Domain(domain),
-                Scope::Everything => ScopeMessage::Everything(true),
-            };
-            TargetMessage::Switch(api::Scope { scope: Some(scope) })
-        }
-        Target::Rules(_) => {
-            bail!("{name} cannot be imported; use `ctl candidate` to upload, promote and roll back rules")
-        }
-    };
-    Ok(api::Target { target: Some(target) })
 }
 
 /// Prints the overrides of targets that begin with `prefix`, in the format that `import` reads.

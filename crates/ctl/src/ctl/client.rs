@@ -18,7 +18,7 @@ use tonic::{
 
 use super::{
     super::grpc::{self, Tls},
-    print::{changes_nothing, print_warnings},
+    changes::{changes_nothing, print_warnings},
 };
 
 /// Addresses of the instances, and credentials.

@@ -2,6 +2,7 @@
 
 mod args;
 mod bulk;
+mod changes;
 mod client;
 mod names;
 mod parse;

@@ -6,11 +6,14 @@ use anyhow::{Context, bail};
 use clap::Args;
 use prost_types::Timestamp;
 use sluicegate_duration::timestamp;
-use sluicegate_engine::TopEntities;
+use sluicegate_engine::{
+    TopEntities,
+    overrides::{Scope, Target},
+};
 use sluicegate_placement::{ESCAPED, escape};
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
-use super::{super::entries::Entity, bulk};
+use super::super::entries::Entity;
 
 /// Expiry of an override.
 #[derive(Debug, Args)]
@@ -125,10 +128,35 @@ pub(super) fn scope(arguments: &[String]) -> anyhow::Result<api::Scope> {
 /// Reads a scope as it is printed, such as `rule|shop|per_user` or `switch|domain|shop`.
 pub(super) fn printed_scope(text: &str) -> Option<api::Scope> {
     let name = text.strip_prefix("switch|").unwrap_or(text);
-    match bulk::read_target(&format!("switch|{name}")).ok()?.target? {
+    match read_target(&format!("switch|{name}")).ok()?.target? {
         api::target::Target::Switch(scope) => Some(scope),
         api::target::Target::Limit(_) | api::target::Target::Plan(_) | api::target::Target::Rules(_) => None,
     }
+}
+
+/// Reads a target in the form in which it is printed and exported.
+pub(super) fn read_target(name: &str) -> anyhow::Result<api::Target> {
+    use api::{scope::Scope as ScopeMessage, target::Target as TargetMessage};
+    let target = match Target::parse(name)? {
+        Target::Limit { domain, entries } => {
+            let entries = entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect();
+            TargetMessage::Limit(api::Descriptor { domain, entries })
+        }
+        Target::Plan { domain, key, value } => TargetMessage::Plan(api::PlanTarget { domain, key, value }),
+        Target::Switch(scope) => {
+            let scope = match scope {
+                Scope::Rule { domain, rule } => ScopeMessage::Rule(api::RuleScope { domain, rule }),
+                Scope::Algorithm(kind) => ScopeMessage::Algorithm(kind),
+                Scope::Domain(domain) => ScopeMessage::Domain(domain),
+                Scope::Everything => ScopeMessage::Everything(true),
+            };
+            TargetMessage::Switch(api::Scope { scope: Some(scope) })
+        }
+        Target::Rules(_) => {
+            bail!("{name} cannot be imported; use `ctl candidate` to upload, promote and roll back rules")
+        }
+    };
+    Ok(api::Target { target: Some(target) })
 }
 
 pub(super) fn escaped(text: &str) -> String {

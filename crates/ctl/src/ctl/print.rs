@@ -9,6 +9,7 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
     super::grpc,
+    changes::{changes_nothing, print_warnings},
     client::PerInstance,
     parse::{escaped, target_name},
 };
@@ -19,19 +20,6 @@ const MAX_UNMATCHED: usize = 20;
 #[derive(Clone, Copy)]
 pub(super) struct Output {
     pub(super) json: bool,
-}
-
-/// Prints warnings of the service on standard error.
-pub(super) fn print_warnings(warnings: &[String]) {
-    for warning in warnings {
-        eprintln!("warning: {warning}");
-    }
-}
-
-/// Returns whether a change only removed overrides that did not exist.
-pub(super) fn changes_nothing(changed: &api::PutOverridesResponse) -> bool {
-    let changes = &changed.changes;
-    !changes.is_empty() && changes.iter().all(|change| change.before.is_none() && change.after.is_none())
 }
 
 impl Output {

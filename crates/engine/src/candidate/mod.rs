@@ -17,7 +17,6 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use futures_util::future::join_all;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
@@ -25,16 +24,13 @@ pub use self::outcomes::Outcomes;
 use sluicegate_algorithm::{Micros, Program};
 use sluicegate_metrics::{Instrument, Label, Meter, Striped, WorkerId};
 use sluicegate_rules::{Entry, Lookup, Rule, RuleSet};
-use sluicegate_store::{Memory, Store};
 
 use self::outcomes::Tally;
 use super::{
-    Descriptor, Engine, Overrides, Request, Resources, Snapshot, Statistics, StatisticsSettings, TopEntities, Verdict,
-    key, overrides::Target, statistics::rule_labels,
+    Descriptor, Overrides, Request, Resources, Snapshot, Statistics, StatisticsSettings, TopEntities, Verdict, key,
+    overrides::Target, statistics::rule_labels,
 };
 
-/// Prefix of the counters' names. No domain begins with this prefix.
-const SCOPE: &str = "~trial~";
 /// Maximum number of requests that wait for the store. Further requests are skipped.
 const MAX_WAITING: usize = 1_000;
 /// Number of queued requests that a worker decides without further delay. They share a call to the store.
@@ -59,8 +55,8 @@ pub struct NewlyDenied {
 
 /// Candidate rules and the outcomes of their decisions.
 pub struct Candidate {
-    rules: Arc<ArcSwap<Snapshot>>,
-    statistics: Arc<Statistics>,
+    pub(super) rules: Arc<ArcSwap<Snapshot>>,
+    pub(super) statistics: Arc<Statistics>,
     /// The entities with the most newly denied hits.
     pub newly_denied: Arc<TopEntities>,
     /// Share of the counters to sample, in units of 1/2³².
@@ -71,7 +67,7 @@ pub struct Candidate {
     minutes: Mutex<VecDeque<(Micros, Outcomes)>>,
     first_denied: Mutex<Vec<NewlyDenied>>,
     /// The requests that each worker has queued.
-    queues: Striped<Mutex<Vec<OwnedRequest>>>,
+    queues: Striped<Mutex<Vec<QueuedRequest>>>,
     /// Number of requests that are queued or being decided.
     waiting: AtomicUsize,
     skipped: AtomicU64,
@@ -147,31 +143,9 @@ impl Candidate {
         self.skipped.load(Relaxed)
     }
 
-    /// Evaluates the candidate rules for a request that the rules in force have decided, with counters in memory.
-    pub(crate) fn evaluate_in<S>(
-        &self,
-        engine: &Engine<S>,
-        memory: &Memory,
-        request: &Request<'_>,
-        verdict: &Verdict,
-        now: Micros,
-    ) {
-        let sampled = self.sample_descriptors(request, verdict);
-        if sampled.is_empty() {
-            return;
-        }
-        let descriptors = sampled.iter().map(|sampled| request.descriptors[sampled.index].clone()).collect();
-        let request = Request { domain: request.domain, descriptors, feedback: Vec::new() };
-        let engine = self.engine(engine, ());
-        // A failure of the store is no outcome of the rules.
-        if let Ok(verdict) = engine.decide_by(&self.rules.load(), memory, &request, now) {
-            self.record_verdict(engine.worker, &request, &verdict, &sampled, now);
-        }
-    }
-
     /// Queues a request that the rules in force have decided, so that no caller waits for the store.
     ///
-    /// Returns the time after which the worker has to call [`Self::evaluate_queued`]; `None` if that is not necessary.
+    /// Returns the time after which the worker has to call [`Engine::evaluate_queued`](super::Engine::evaluate_queued); `None` if that is not necessary.
     pub fn queue(&self, worker: WorkerId, request: &Request<'_>, verdict: &Verdict, now: Micros) -> Option<Duration> {
         let sampled = self.sample_descriptors(request, verdict);
         if sampled.is_empty() {
@@ -183,7 +157,7 @@ impl Candidate {
             return None;
         }
         let mut queue = lock(self.queues.of(worker));
-        queue.push(OwnedRequest::new(request, sampled, now));
+        queue.push(QueuedRequest::new(request, sampled, now));
         match queue.len() {
             1 => Some(MAX_BATCH_DELAY),
             MAX_BATCH => Some(Duration::ZERO),
@@ -191,22 +165,18 @@ impl Candidate {
         }
     }
 
-    /// Evaluates the candidate rules for the queued requests of the engine's worker.
-    pub async fn evaluate_queued<S: Store + Clone>(&self, engine: &Engine<S>) {
-        let engine = self.engine(engine, engine.store.clone());
-        let requests = std::mem::take(&mut *lock(self.queues.of(engine.worker)));
-        let snapshot = self.rules.load_full();
-        join_all(requests.iter().map(async |queued| {
-            let request = queued.request();
-            if let Ok(verdict) = engine.decide(&snapshot, &request, queued.at).await {
-                self.record_verdict(engine.worker, &request, &verdict, &queued.sampled, queued.at);
-            }
-        }))
-        .await;
-        self.waiting.fetch_sub(requests.len(), Relaxed);
+    /// Removes the requests that a worker has queued. [`Self::forget_queued`] must follow when they are decided.
+    pub(super) fn take_queued(&self, worker: WorkerId) -> Vec<QueuedRequest> {
+        std::mem::take(&mut *lock(self.queues.of(worker)))
     }
 
-    fn record_verdict(
+    /// Makes room for as many requests as were decided.
+    pub(super) fn forget_queued(&self, requests: usize) {
+        self.waiting.fetch_sub(requests, Relaxed);
+    }
+
+    /// Records the verdict of the candidate rules on sampled descriptors.
+    pub(super) fn record_verdict(
         &self,
         worker: WorkerId,
         request: &Request<'_>,
@@ -268,7 +238,11 @@ impl Candidate {
     }
 
     /// Returns the descriptors with sampled counters.
-    fn sample_descriptors(&self, request: &Request<'_>, verdict: &Verdict) -> SmallVec<[SampledDescriptor; 2]> {
+    pub(super) fn sample_descriptors(
+        &self,
+        request: &Request<'_>,
+        verdict: &Verdict,
+    ) -> SmallVec<[SampledDescriptor; 2]> {
         let snapshot = self.rules.load();
         let rules = snapshot.rules();
         let shard_by = key::shard_by(rules, request.domain);
@@ -302,17 +276,6 @@ impl Candidate {
         sampled
     }
 
-    /// Returns an engine that decides by the candidate rules.
-    fn engine<S, T>(&self, engine: &Engine<S>, store: T) -> Engine<T> {
-        Engine {
-            scope: SCOPE,
-            rules: Arc::clone(&self.rules),
-            statistics: Arc::clone(&self.statistics),
-            top: None,
-            ..engine.with_store(store)
-        }
-    }
-
     /// Registers the metric of the outcomes. `current` returns the candidate to report.
     pub fn observe_metrics(current: impl Fn() -> Option<Arc<Self>> + Send + Sync + 'static, meter: &dyn Meter) {
         meter.register(Instrument::gauge(
@@ -344,36 +307,36 @@ impl Candidate {
 }
 
 /// A descriptor with a sampled counter.
-struct SampledDescriptor {
-    index: usize,
+pub(super) struct SampledDescriptor {
+    pub(super) index: usize,
     rule: usize,
     /// Whether the rules in force denied it.
     denied: bool,
 }
 
 /// An owned copy of the sampled descriptors of a request, for later evaluation.
-struct OwnedRequest {
+pub(super) struct QueuedRequest {
     domain: String,
-    descriptors: Vec<OwnedDescriptor>,
-    sampled: SmallVec<[SampledDescriptor; 2]>,
-    at: Micros,
+    descriptors: Vec<QueuedDescriptor>,
+    pub(super) sampled: SmallVec<[SampledDescriptor; 2]>,
+    pub(super) at: Micros,
 }
 
 /// An owned copy of a descriptor.
-struct OwnedDescriptor {
+struct QueuedDescriptor {
     entries: Vec<(String, String)>,
     hits: u64,
     refund: bool,
 }
 
-impl OwnedRequest {
+impl QueuedRequest {
     fn new(request: &Request<'_>, sampled: SmallVec<[SampledDescriptor; 2]>, at: Micros) -> Self {
         let descriptors =
-            sampled.iter().map(|sampled| OwnedDescriptor::new(&request.descriptors[sampled.index])).collect();
+            sampled.iter().map(|sampled| QueuedDescriptor::new(&request.descriptors[sampled.index])).collect();
         Self { domain: request.domain.to_owned(), descriptors, sampled, at }
     }
 
-    fn request(&self) -> Request<'_> {
+    pub(super) fn request(&self) -> Request<'_> {
         let descriptors = self.descriptors.iter().map(|descriptor| Descriptor {
             entries: descriptor.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
             hits: descriptor.hits,
@@ -384,7 +347,7 @@ impl OwnedRequest {
     }
 }
 
-impl OwnedDescriptor {
+impl QueuedDescriptor {
     fn new(descriptor: &Descriptor<'_>) -> Self {
         Self {
             entries: descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned())).collect(),

@@ -5,7 +5,7 @@ use sluicegate_algorithm::{Algorithm, MAX_NUMBER, Micros, assignments::Assignmen
 use sluicegate_store::AHEAD;
 
 use super::HeldQuota;
-use crate::applied_limit::AppliedLimit;
+use crate::matching::AppliedLimit;
 
 /// A token bucket. Each request takes one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use self::divisible_limit::{DivisibleLimit, Prepayment, seconds, to_signed};
 use super::{
     Descriptor, Engine, Micros, Snapshot,
-    applied_limit::{AppliedLimit, Match, holder_id},
+    matching::{AppliedLimit, Match, holder_id},
     statistics::Threshold,
 };
 
