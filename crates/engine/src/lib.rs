@@ -43,7 +43,8 @@ pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};
 pub use overrides::{Override, Overrides};
 pub use prepared::PreparedRequest;
 pub use quotas::{
-    Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Prepaid, Quota, REVIEW_TIME, TokenBucket, caller_number,
+    Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Payment, Prepaid, Quota, REVIEW_TIME, ReportOutcome,
+    TokenBucket, caller_number,
 };
 pub use rate_limiter::{Builder, RateLimiter};
 pub use resources::{Resource, Resources};

@@ -448,9 +448,9 @@ impl QuotaSession {
             payments.extend(run_together(batch).await);
         }
         let due = self.buckets.values_mut().filter(|bucket| bucket.held.is_payment_due(now));
-        for (bucket, (prepaid, is_used_up)) in due.zip(payments) {
-            bucket.held.prepaid = prepaid;
-            if is_used_up {
+        for (bucket, payment) in due.zip(payments) {
+            bucket.held.prepaid = payment.prepaid;
+            if payment.needs_review {
                 bucket.review_at(Some(now));
             }
         }
@@ -497,29 +497,28 @@ impl QuotaSession {
             let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
             let reported: Vec<_> = batch.iter().map(|usage| self.record(usage, now, are_reports)).collect();
             let session = &*self;
-            let assigned = run_together(batch.iter().zip(&reported).map(async |(usage, (reported, held))| {
+            let outcomes = run_together(batch.iter().zip(&reported).map(async |(usage, (reported, held))| {
                 session.quotas.engine.assign(&session.bucket_report(&usage.bucket, reported, *held), now).await
             }))
             .await;
-            for (usage, assigned) in batch.into_iter().zip(assigned) {
+            for (usage, outcome) in batch.into_iter().zip(outcomes) {
                 let Some(bucket) = self.buckets.get_mut(&usage.bucket) else {
                     continue;
                 };
                 if are_reports {
                     bucket.held.reported_at = now;
                 }
-                if assigned.is_err() {
+                if !outcome.is_counted {
                     bucket.held.prepaid.spend(usage.allowed);
-                }
-                let assignment = match (assigned, bucket.held.quota) {
                     // While the counters are unavailable, all shares stay as they are.
-                    (Err(_), Some(former @ Quota::TokenBucket(_))) => {
+                    if let Some(former @ Quota::TokenBucket(_)) = bucket.held.quota {
                         bucket.held.ends_at = now + normal_lifetime;
                         actions.push(BucketAction::Assign(usage.bucket, former, ttl));
                         continue;
                     }
-                    (Ok(None) | Err(None), _) => continue,
-                    (Ok(Some(assignment)) | Err(Some(assignment)), _) => assignment,
+                }
+                let Some(assignment) = outcome.assignment else {
+                    continue;
                 };
                 if bucket.keeps_former(&assignment, now) {
                     bucket.review_at(Some(now + TICK));

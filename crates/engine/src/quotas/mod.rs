@@ -127,6 +127,32 @@ pub struct Assignment {
     pub review_in: Option<Micros>,
 }
 
+/// The outcome of a report about a bucket.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ReportOutcome {
+    /// The next quota. `None` before rules are loaded, and if the failure policy is `error` and the limit cannot be divided
+    /// or the store has failed.
+    pub assignment: Option<Assignment>,
+    /// Whether the reported requests are counted, or need not be. If the store has failed, the quota is that of the
+    /// failure policy.
+    pub is_counted: bool,
+}
+
+impl ReportOutcome {
+    fn counted(assignment: Option<Assignment>) -> Self {
+        Self { assignment, is_counted: true }
+    }
+}
+
+/// The hits that are counted in advance after a payment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Payment {
+    /// The hits.
+    pub prepaid: Prepaid,
+    /// Whether the quota must be computed again, because the limit is used up or has changed.
+    pub needs_review: bool,
+}
+
 /// Maximum time in which a message with a quota reaches its caller, where its lifetime begins.
 pub const DELIVERY_TIME: Micros = Micros::from_secs(2);
 /// Time between two payments for a quota.
@@ -249,20 +275,10 @@ impl<S> Engine<S> {
 
 impl<S: Store> Engine<S> {
     /// Counts the reported requests, and returns the caller's next quota.
-    ///
-    /// Returns `None` before rules are loaded, and for a limit that cannot be divided if its failure policy is `error`.
-    ///
-    /// # Errors
-    ///
-    /// If the store fails, returns the quota by the failure policy, or `None` if the policy is `error`.
-    pub async fn assign(
-        &self,
-        report: &BucketReport<'_>,
-        now: Micros,
-    ) -> Result<Option<Assignment>, Option<Assignment>> {
+    pub async fn assign(&self, report: &BucketReport<'_>, now: Micros) -> ReportOutcome {
         let snapshot = &*self.rules.load();
         if snapshot.compiled.awaiting_rules {
-            return Ok(None);
+            return ReportOutcome::counted(None);
         }
         let descriptor = report.descriptor();
         let matched = self.find_match(snapshot, report.domain, &descriptor, now);
@@ -272,12 +288,12 @@ impl<S: Store> Engine<S> {
         }
         let counter = match matched {
             Match::None | Match::NoDomain | Match::NoRule | Match::Off | Match::Unlimited(..) => {
-                return Ok(Some(Assignment::blanket(Quota::AllowAll)));
+                return ReportOutcome::counted(Some(Assignment::blanket(Quota::AllowAll)));
             }
             Match::Denied(applied) => {
                 self.count_reported(report, &applied, &Decision::default(), now);
                 let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
-                return Ok(Some(Assignment::blanket(quota)));
+                return ReportOutcome::counted(Some(Assignment::blanket(quota)));
             }
             Match::Limited(applied) => self.shared_counter(snapshot, report, applied),
         };
@@ -286,7 +302,7 @@ impl<S: Store> Engine<S> {
             Err(applied) => {
                 self.count_reported(report, &applied, &Decision::default(), now);
                 self.log_indivisible(report.domain, &applied);
-                return Ok(blanket_rule(self.on_error(&applied)));
+                return ReportOutcome::counted(blanket_rule(self.on_error(&applied)));
             }
         };
         let SharedCounter { applied, limit, .. } = &counter;
@@ -311,14 +327,14 @@ impl<S: Store> Engine<S> {
             self.count_reported(report, applied, &Decision::default(), now);
             let policy = self.on_error(applied);
             self.statistics.on_error[policy as usize].add(self.worker, 1);
-            return Err(blanket_rule(policy));
+            return ReportOutcome { assignment: blanket_rule(policy), is_counted: false };
         };
         // Hits that were counted in advance are not used yet.
         let unused = held.prepaid.hits.max(0).unsigned_abs();
         let used = decision.used.saturating_sub(unused);
         self.count_reported(report, applied, &Decision { used, ..*decision }, now);
         if applied.is_shadow() || self.settings.shadow_mode {
-            return Ok(Some(Assignment::blanket(Quota::AllowAll)));
+            return ReportOutcome::counted(Some(Assignment::blanket(Quota::AllowAll)));
         }
         let share = Assignments::read(&share.decision);
         // A caller for which there was no room has no assignment.
@@ -336,7 +352,9 @@ impl<S: Store> Engine<S> {
             if lifetime < report.ttl + DELIVERY_TIME { Some(lifetime - DELIVERY_TIME - REVIEW_TIME) } else { None };
         let reviews = [assignment.review_in, is_elastic.then_some(SECOND), share.more_in, ends_soon];
         let review_in = reviews.into_iter().flatten().min();
-        Ok(Some(Assignment { share: Some(share.millionths), lifetime: Some(lifetime), review_in, ..assignment }))
+        let share = Some(share.millionths);
+        let lifetime = Some(lifetime);
+        ReportOutcome::counted(Some(Assignment { share, lifetime, review_in, ..assignment }))
     }
 
     /// Returns the next quota of a limit with [`Prepayment::Lifetime`].
@@ -416,24 +434,22 @@ impl<S: Store> Engine<S> {
     }
 
     /// Counts the hits that a caller can use until the next payment. Must be called when [`HeldQuota::is_payment_due`].
-    ///
-    /// Returns the counted hits, and whether the quota must be computed again because the limit is used up.
-    pub async fn prepay(&self, report: &BucketReport<'_>, now: Micros) -> (Prepaid, bool) {
+    pub async fn prepay(&self, report: &BucketReport<'_>, now: Micros) -> Payment {
         let snapshot = &*self.rules.load();
         let descriptor = report.descriptor();
         let held = &report.held;
         let mut prepaid = held.prepaid;
         let Match::Limited(applied) = self.find_match(snapshot, report.domain, &descriptor, now) else {
-            return (prepaid, true);
+            return Payment { prepaid, needs_review: true };
         };
         let Ok(counter) = self.shared_counter(snapshot, report, applied) else {
-            return (prepaid, true);
+            return Payment { prepaid, needs_review: true };
         };
         if prepaid.counter != counter.number {
-            return (prepaid, true);
+            return Payment { prepaid, needs_review: true };
         }
         let Some(bucket) = held.token_bucket() else {
-            return (prepaid, true);
+            return Payment { prepaid, needs_review: true };
         };
         let window_start = prepaid.window_end;
         let window_end = window_start + counter.limit.window;
@@ -453,12 +469,12 @@ impl<S: Store> Engine<S> {
             }
         };
         let is_counted = self.count_missing(&counter, &mut prepaid, needed, true, now).await;
-        let is_used_up = match counter.limit.prepayment {
+        let needs_review = match counter.limit.prepayment {
             Prepayment::Window | Prepayment::Second => false,
             Prepayment::FreeSecond => prepaid.is_used_up(&bucket, needed),
             Prepayment::Lifetime => !is_counted,
         };
-        (prepaid, is_used_up)
+        Payment { prepaid, needs_review }
     }
 
     /// Counts hits so that `needed` are counted, as far as the limit's [`Prepayment`] permits it. Returns whether all are
