@@ -2,10 +2,11 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, PoisonError, RwLock, Weak},
+    sync::{Arc, Weak},
     time::Duration,
 };
 
+use parking_lot::RwLock;
 use tokio::time::Instant;
 use tonic::{
     metadata::{MetadataMap, MetadataValue},
@@ -346,7 +347,7 @@ async fn refresh_endpoints(inner: Weak<Inner>, connector: Connector, addresses: 
                 }
             }
             if all.len() != current.all().len() || !all.iter().all(|endpoint| current.contains(endpoint)) {
-                *client.endpoints.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Endpoints::new(all));
+                *client.endpoints.write() = Arc::new(Endpoints::new(all));
             }
         }
         drop(client);

@@ -4,11 +4,12 @@
 use std::{
     borrow::Cow,
     pin::Pin,
-    sync::{Arc, PoisonError, RwLock},
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
+use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -255,7 +256,7 @@ impl Future for CheckFuture<'_> {
 
 impl Inner {
     pub(crate) fn endpoints(&self) -> Arc<Endpoints> {
-        Arc::clone(&self.endpoints.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.endpoints.read())
     }
 
     /// Answers the request from grants or the deny cache, without a call to the service.

@@ -11,12 +11,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::{
@@ -276,7 +277,7 @@ impl Grants {
     pub(crate) fn take_all(&self, now: Duration) -> Vec<UnspentGrant> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            let shard = std::mem::take(&mut *shard.lock().unwrap_or_else(PoisonError::into_inner));
+            let shard = std::mem::take(&mut *shard.lock());
             self.count.fetch_sub(shard.len(), Relaxed);
             for entry in shard.into_values() {
                 for Grant { domain, descriptor, hits, remaining, expires_at, id, .. } in entry.grants {
@@ -320,7 +321,7 @@ impl Grants {
     }
 
     fn shard(&self, identity: u128) -> MutexGuard<'_, Shard> {
-        self.shards[identity as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[identity as usize % SHARDS].lock()
     }
 }
 

@@ -7,11 +7,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, OnceLock, PoisonError, Weak,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
+
+use parking_lot::Mutex;
 
 pub use sluicegate_overload::shedder::Settings;
 use sluicegate_overload::shedder::{Shedder, share};
@@ -103,7 +105,7 @@ impl Class {
     }
 
     fn count(&self) -> ClassCount {
-        let shedding_since = *self.shedding_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let shedding_since = *self.shedding_since.lock();
         ClassCount {
             name: self.name.clone(),
             admitted: self.admitted.load(Relaxed),
@@ -279,7 +281,7 @@ impl Shared {
         self.level.store(shedder.level().to_bits(), Relaxed);
         self.utilization.store(utilization.to_bits(), Relaxed);
         for (index, class) in self.classes.iter().enumerate() {
-            let mut since = class.shedding_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut since = class.shedding_since.lock();
             if shedder.share(index) > 0.0 {
                 since.get_or_insert_with(Instant::now);
             } else {

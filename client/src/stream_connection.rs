@@ -12,12 +12,13 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use sluicegate_wire::{Fields, Malformed, Writer};
 use tokio::{
     sync::{Notify, mpsc, oneshot},
@@ -141,7 +142,7 @@ impl Drop for StreamConnection {
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        self.queue.lock()
     }
 
     /// Removes and returns the next frame. Frames in which all checks have been cancelled are skipped.

@@ -24,13 +24,10 @@
 //! # }
 //! ```
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use crate::{DecidedBy, Descriptor, Failure, Limit, Status, Verdict, check_request::CheckRequest};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Rate limit service for tests: it returns prepared answers, and records the checks.
 ///
@@ -105,7 +102,7 @@ impl FakeService {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -5,12 +5,11 @@
 //! large and would displace other data from the processor's caches.
 
 use std::{
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
     time::Duration,
 };
+
+use parking_lot::{Mutex, MutexGuard};
 
 /// Number of entries of a set. They share a lock.
 const WAYS: usize = 8;
@@ -136,7 +135,7 @@ impl<V: Expiring> SetAssociativeCache<V> {
     }
 
     fn set(&self, index: usize) -> MutexGuard<'_, Set<V>> {
-        self.sets[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.sets[index].lock()
     }
 }
 

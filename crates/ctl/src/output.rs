@@ -6,8 +6,9 @@
 use std::{
     fmt,
     io::{self, ErrorKind, Write},
-    sync::{Mutex, PoisonError},
 };
+
+use parking_lot::Mutex;
 
 /// The first error of standard output. After it, output is discarded.
 static FAILURE: Mutex<Option<io::Error>> = Mutex::new(None);
@@ -50,7 +51,7 @@ pub fn write_error(text: fmt::Arguments<'_>) {
 
 /// Returns whether output is discarded, so that a command that prints for ever can end.
 pub fn is_closed() -> bool {
-    FAILURE.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    FAILURE.lock().is_some()
 }
 
 /// Writes the rest of the output.
@@ -60,14 +61,14 @@ pub fn is_closed() -> bool {
 /// Returns the first error of standard output, except that its reader has closed the pipe, which is not a failure.
 pub fn finish() -> io::Result<()> {
     record(|| io::stdout().flush());
-    match FAILURE.lock().unwrap_or_else(PoisonError::into_inner).take() {
+    match FAILURE.lock().take() {
         Some(error) if error.kind() != ErrorKind::BrokenPipe => Err(error),
         _ => Ok(()),
     }
 }
 
 fn record(write: impl FnOnce() -> io::Result<()>) {
-    let mut failure = FAILURE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut failure = FAILURE.lock();
     if failure.is_none()
         && let Err(error) = write()
     {

@@ -3,10 +3,12 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
+
+use parking_lot::Mutex;
 
 /// A resource that elastic limits depend on, with its last known utilization.
 pub struct Resource {
@@ -35,7 +37,7 @@ impl Resources {
     /// Returns the resource with this name. Its utilization is polled from then on.
     #[must_use]
     pub fn named(&self, name: &str) -> Arc<Resource> {
-        let mut resources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut resources = self.0.lock();
         let resource = resources.entry(name.into());
         Arc::clone(resource.or_insert_with(|| Arc::new(Resource { utilization: 1_f64.to_bits().into() })))
     }
@@ -43,7 +45,7 @@ impl Resources {
     /// Returns all resources that are still in use by rules, and drops the others.
     #[must_use]
     pub fn in_force(&self) -> Vec<(Box<str>, Arc<Resource>)> {
-        let mut resources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut resources = self.0.lock();
         resources.retain(|_, resource| Arc::strong_count(resource) > 1);
         resources.iter().map(|(name, resource)| (name.clone(), Arc::clone(resource))).collect()
     }

@@ -8,10 +8,11 @@
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
     hash::{BuildHasher, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use foldhash::fast::RandomState;
+use parking_lot::{Mutex, MutexGuard};
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::{Striped, WorkerId};
 
@@ -156,7 +157,7 @@ impl UnmatchedDescriptors {
 
     /// Returns the table of a worker. A reader holds the lock only while it copies the table.
     fn table_of(&self, worker: WorkerId) -> MutexGuard<'_, Table> {
-        self.tables.of(worker).lock().unwrap_or_else(PoisonError::into_inner)
+        self.tables.of(worker).lock()
     }
 
     /// Returns all groups, summed over the workers and ordered by domain and keys.
@@ -164,7 +165,7 @@ impl UnmatchedDescriptors {
     pub fn groups(&self) -> Vec<Group> {
         let mut sums = BTreeMap::<_, Group>::new();
         for table in self.tables.iter() {
-            let table = table.lock().unwrap_or_else(PoisonError::into_inner);
+            let table = table.lock();
             let groups: Vec<Group> = table.groups.values().cloned().collect();
             drop(table);
             for group in groups {

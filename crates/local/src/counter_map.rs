@@ -2,13 +2,11 @@
 
 use std::{
     ops::Range,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
 use hashbrown::{HashTable, hash_table::Entry};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Number of shards, high enough that two workers rarely want the same lock.
 pub(super) const SHARDS: usize = 64;
@@ -73,7 +71,7 @@ impl<E> CounterMap<E> {
         }
         for shard in shards {
             let shard = &self.shards[shard % SHARDS];
-            let mut shard = shard.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut shard = shard.lock();
             let before = shard.len();
             shard.retain(|entity| keep(&mut entity.1));
             self.count.fetch_sub(before - shard.len(), Relaxed);
@@ -81,7 +79,7 @@ impl<E> CounterMap<E> {
     }
 
     fn shard(&self, identity: u128) -> MutexGuard<'_, Shard<E>> {
-        self.shards[(identity >> 112) as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[(identity >> 112) as usize % SHARDS].lock()
     }
 }
 

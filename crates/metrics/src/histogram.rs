@@ -2,13 +2,14 @@
 
 use std::{
     sync::{
-        LazyLock, Mutex, PoisonError,
+        LazyLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use super::{Striped, WorkerId};
+use parking_lot::Mutex;
 
 /// Upper bounds of the classic buckets in microseconds. Normal responses are in the first half, those during an outage
 /// of the store in the second.
@@ -188,7 +189,7 @@ impl Histogram {
     pub fn record_exemplar(&self, took: Duration, trace: TraceId, at: Duration) {
         let exemplar = Exemplar { trace, seconds: took.as_secs_f64(), at };
         let bucket = BOUNDS.partition_point(|bound| u128::from(*bound) * 1_000 < took.as_nanos());
-        *self.exemplars[bucket].lock().unwrap_or_else(PoisonError::into_inner) = Some(exemplar);
+        *self.exemplars[bucket].lock() = Some(exemplar);
     }
 
     /// Returns the number of recorded durations.
@@ -249,7 +250,7 @@ impl Histogram {
                     Some(nanos) => nanos as f64 / 1e9,
                     None => f64::INFINITY,
                 };
-                let exemplar = *self.exemplars[classic].lock().unwrap_or_else(PoisonError::into_inner);
+                let exemplar = *self.exemplars[classic].lock();
                 distribution.buckets.push((bound, distribution.count, exemplar));
             }
             if native <= NATIVE_BUCKETS && end == Some(native_bound(native)) {

@@ -1,11 +1,9 @@
 //! [`TestMeter`]: the metrics of a test.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::BTreeMap;
 
 use super::{Callback, Instrument, InstrumentKind, Meter, Observer};
+use parking_lot::Mutex;
 
 /// A meter that returns the counters to a test.
 #[derive(Default)]
@@ -15,7 +13,7 @@ impl TestMeter {
     /// Returns the counters of integers by their names, each with the sum of its series.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let mut counters = BTreeMap::new();
-        for instrument in self.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+        for instrument in self.0.lock().iter() {
             let Callback::U64(read) = &instrument.callback else {
                 continue;
             };
@@ -32,6 +30,6 @@ impl TestMeter {
 
 impl Meter for TestMeter {
     fn register(&self, instrument: Instrument) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(instrument);
+        self.0.lock().push(instrument);
     }
 }

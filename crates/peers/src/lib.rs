@@ -32,9 +32,10 @@ pub use metrics::Metrics;
 
 use std::{
     collections::{HashMap, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
+use parking_lot::Mutex;
 use sluicegate_store::Memory;
 use tokio::sync::watch;
 
@@ -148,7 +149,7 @@ impl Peers {
     /// Publishes the hits that were counted since the last call. Must be called at an interval.
     pub fn publish(&self, now: Micros) {
         // The lock keeps the changes of two calls in order.
-        let mut outgoing = lock(&self.outgoing);
+        let mut outgoing = self.outgoing.lock();
         let mut limits = Vec::new();
         let mut resets = Vec::new();
         let changes = self.memory.take_changes(&mut limits, &mut resets);
@@ -171,7 +172,7 @@ impl Peers {
     /// increment of all.
     #[must_use]
     pub fn pull(&self, subscriber: u64, after: u64, now: Micros) -> Pull {
-        let mut outgoing = lock(&self.outgoing);
+        let mut outgoing = self.outgoing.lock();
         let Outgoing { sequence, recent, subscribers, .. } = &mut *outgoing;
         let first = match recent.front() {
             Some(increment) => increment.sequence,
@@ -197,13 +198,13 @@ impl Peers {
 
     /// Forgets an instance that leaves, and will not pull again.
     pub fn forget(&self, subscriber: u64) {
-        lock(&self.outgoing).subscribers.remove(&subscriber);
+        self.outgoing.lock().subscribers.remove(&subscriber);
     }
 
     /// Returns whether all instances that have pulled since `since` have applied everything.
     #[must_use]
     pub fn is_delivered(&self, since: Micros) -> bool {
-        let outgoing = lock(&self.outgoing);
+        let outgoing = self.outgoing.lock();
         outgoing
             .subscribers
             .values()
@@ -213,14 +214,14 @@ impl Peers {
     /// Returns the number of instances that pull, and the number of changes that are merged for absent ones.
     #[must_use]
     pub fn subscribers(&self) -> (usize, usize) {
-        let outgoing = lock(&self.outgoing);
+        let outgoing = self.outgoing.lock();
         (outgoing.subscribers.len(), outgoing.backlog_changes())
     }
 
     /// Returns the position of another instance: the last increment that was applied here, or 0 if there is none.
     #[must_use]
     pub fn position(&self, origin: u64) -> u64 {
-        match lock(&self.origins).get(&origin) {
+        match self.origins.lock().get(&origin) {
             Some(origin) => origin.position,
             None => 0,
         }
@@ -231,7 +232,7 @@ impl Peers {
         if batch.origin == self.epoch {
             return false;
         }
-        let mut origins = lock(&self.origins);
+        let mut origins = self.origins.lock();
         let position = match origins.get_mut(&batch.origin) {
             Some(origin) => {
                 origin.heard_at = now;
@@ -271,8 +272,8 @@ impl Peers {
     #[must_use]
     pub fn copy_positions(&self, now: Micros) -> Vec<(u64, u64)> {
         self.publish(now);
-        let own = (self.epoch, lock(&self.outgoing).sequence);
-        let origins = lock(&self.origins);
+        let own = (self.epoch, self.outgoing.lock().sequence);
+        let origins = self.origins.lock();
         let mut positions: Vec<_> = origins.iter().map(|(epoch, origin)| (*epoch, origin.position)).collect();
         positions.push(own);
         positions
@@ -303,7 +304,7 @@ impl Peers {
     ///
     /// The position of the source is replaced. Those of other origins are used only if they have none.
     pub fn continue_from(&self, source: u64, positions: &[(u64, u64)], now: Micros) {
-        let mut origins = lock(&self.origins);
+        let mut origins = self.origins.lock();
         for &(epoch, position) in positions {
             if epoch == self.epoch || position == 0 {
                 continue;
@@ -367,10 +368,6 @@ fn forget_oldest<T>(instances: &mut HashMap<u64, T>, heard_at: impl Fn(&T) -> Mi
             instances.remove(&epoch);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

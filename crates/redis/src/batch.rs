@@ -10,10 +10,11 @@
 //! of calls that were sent together are delivered together ([`ResponseBatching`]).
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::WorkerId;
 use sluicegate_store::{Charge, Counter, Hit, StoreError};
@@ -235,7 +236,7 @@ impl Batcher {
     }
 
     fn pending(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 

@@ -3,10 +3,11 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use redis::RedisError;
 use sluicegate_metrics::{Counter, Instrument, Label, LogThrottle, Meter, WorkerId, observe_counter};
 
@@ -184,7 +185,7 @@ impl Health {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Server>> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.servers.lock()
     }
 }
 

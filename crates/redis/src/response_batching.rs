@@ -8,10 +8,11 @@
 //! others only once.
 
 use std::sync::{
-    Arc, Mutex, MutexGuard, PoisonError,
+    Arc,
     atomic::{AtomicBool, Ordering::Relaxed},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 use tokio::{
     sync::Notify,
@@ -54,7 +55,7 @@ pub(super) struct SentCall {
 
 impl CallGroups {
     fn join(&self, server: &Arc<AtomicBool>, now: Instant) -> Arc<CallGroup> {
-        let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut latest = self.latest.lock();
         let group = match latest.take() {
             Some(group) if now - group.started < GROUP_WINDOW && !group.is_waiting_for(server) => group,
             _ => Arc::new(CallGroup { started: now, pending: Mutex::default(), complete: Notify::new() }),
@@ -67,7 +68,7 @@ impl CallGroups {
 
 impl CallGroup {
     fn pending(&self) -> MutexGuard<'_, SmallVec<[Arc<AtomicBool>; 4]>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 
     fn is_waiting_for(&self, server: &Arc<AtomicBool>) -> bool {

@@ -10,13 +10,14 @@ mod outcomes;
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
+use parking_lot::Mutex;
 use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
@@ -128,13 +129,13 @@ impl Candidate {
     /// Returns the outcomes per minute, for the last three hours.
     #[must_use]
     pub fn minutes(&self) -> Vec<(Micros, Outcomes)> {
-        lock(&self.minutes).iter().copied().collect()
+        self.minutes.lock().iter().copied().collect()
     }
 
     /// Returns the first newly denied entities.
     #[must_use]
     pub fn first_newly_denied(&self) -> Vec<NewlyDenied> {
-        lock(&self.first_denied).clone()
+        self.first_denied.lock().clone()
     }
 
     /// Returns the number of requests skipped because too many were waiting for the store.
@@ -156,7 +157,7 @@ impl Candidate {
             self.skipped.fetch_add(1, Relaxed);
             return None;
         }
-        let mut queue = lock(self.queues.of(worker));
+        let mut queue = self.queues.of(worker).lock();
         queue.push(QueuedRequest::new(request, sampled, now));
         match queue.len() {
             1 => Some(MAX_BATCH_DELAY),
@@ -167,7 +168,7 @@ impl Candidate {
 
     /// Removes the requests that a worker has queued. [`Self::forget_queued`] must follow when they are decided.
     pub(super) fn take_queued(&self, worker: WorkerId) -> Vec<QueuedRequest> {
-        std::mem::take(&mut *lock(self.queues.of(worker)))
+        std::mem::take(&mut *self.queues.of(worker).lock())
     }
 
     /// Makes room for as many requests as were decided.
@@ -201,7 +202,7 @@ impl Candidate {
             tally.add(outcomes);
         }
         let minute = Micros::from_secs(now.floor_secs() / 60 * 60);
-        let mut minutes = lock(&self.minutes);
+        let mut minutes = self.minutes.lock();
         match minutes.back_mut() {
             Some((last, sum)) if *last >= minute => sum.add(outcomes),
             _ => {
@@ -224,7 +225,7 @@ impl Candidate {
         let snapshot = self.rules.load();
         let rule = snapshot.rules().rules().get(sampled.rule).map(Rule::policy);
         self.newly_denied.record(worker, domain, descriptor, rule, false, now);
-        let mut first = lock(&self.first_denied);
+        let mut first = self.first_denied.lock();
         if first.len() < MAX_FIRST_DENIED {
             let target = Target::of_descriptor(domain, &descriptor.entries);
             if !first.iter().any(|newly_denied| newly_denied.target == target) {
@@ -361,10 +362,6 @@ impl QueuedDescriptor {
 fn append_text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
     bytes.extend_from_slice(text.as_bytes());
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -15,9 +15,10 @@ pub use totals::{ClassTotals, HitTotals, RuleHits, RuleTotals};
 use std::{
     borrow::Cow,
     collections::{BTreeMap, HashMap, HashSet},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, OnceLock},
 };
 
+use parking_lot::Mutex;
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::{
     Counter, Instrument, Label, LabelValue, Meter, Striped, Totals, WorkerId, observe_counter, observe_gauge,
@@ -141,8 +142,8 @@ impl Statistics {
     /// Returns the statistics of a new set's rules, by rule id. Rules of the previous set keep their statistics; those
     /// of removed rules are dropped.
     pub(super) fn register_rules(&self, rules: &mut [Rule]) -> Vec<RuleStatistics> {
-        lock(&self.indivisible).clear();
-        let mut current = lock(&self.rules);
+        self.indivisible.lock().clear();
+        let mut current = self.rules.lock();
         let mut previous = std::mem::take(&mut *current);
         current.reserve(rules.len());
         let mut all = Vec::with_capacity(rules.len());
@@ -179,7 +180,7 @@ impl Statistics {
 
     /// Returns whether no indivisible limit with these labels was found since rules were loaded.
     pub(super) fn is_first_indivisible(&self, labels: &Labels) -> bool {
-        lock(&self.indivisible).insert(Arc::clone(labels))
+        self.indivisible.lock().insert(Arc::clone(labels))
     }
 
     /// Returns the near-limit threshold, with the same arithmetic as envoyproxy/ratelimit.
@@ -190,7 +191,7 @@ impl Statistics {
     /// Returns the series for labels with callers' values, or `other` if there are too many.
     pub(super) fn dynamic_series(&self, worker: WorkerId, labels: &[String], hits: u64) -> Arc<Series> {
         let id = labels.join("\0");
-        let mut worker_series = lock(self.worker_series.of(worker));
+        let mut worker_series = self.worker_series.of(worker).lock();
         if let Some(series) = worker_series.get(&id) {
             return Arc::clone(series);
         }
@@ -210,7 +211,7 @@ impl Statistics {
         if let Some(full) = self.full.get() {
             return full.get(id).cloned();
         }
-        let mut dynamic = lock(&self.dynamic);
+        let mut dynamic = self.dynamic.lock();
         if let Some(series) = dynamic.get(id) {
             return Some(Arc::clone(series));
         }
@@ -226,8 +227,8 @@ impl Statistics {
 
     /// Returns all series. Each lock is held only while references are copied, as workers may wait for it.
     fn all_series(&self) -> Vec<Arc<Series>> {
-        let mut all: Vec<Arc<Series>> = exported(&lock(&self.rules)).cloned().collect();
-        all.extend(lock(&self.dynamic).values().cloned());
+        let mut all: Vec<Arc<Series>> = exported(&self.rules.lock()).cloned().collect();
+        all.extend(self.dynamic.lock().values().cloned());
         all.push(Arc::clone(&self.other));
         all
     }
@@ -378,7 +379,7 @@ impl Statistics {
             meter,
             "sluicegate_metric_dynamic_series",
             "Number of series that contain callers' values",
-            move || (lock(&this.dynamic).len() * Count::EXPORTED) as u64,
+            move || (this.dynamic.lock().len() * Count::EXPORTED) as u64,
         );
     }
 }
@@ -466,7 +467,7 @@ impl Statistics {
 
     /// Sums the hits by class and labels. Two rules can have the same labels, as in [`Statistics::collect`].
     fn by_class(&self, now: Micros) -> ByClass {
-        let all: Vec<_> = lock(&self.rules).values().filter_map(|rule| rule.shedding.clone()).collect();
+        let all: Vec<_> = self.rules.lock().values().filter_map(|rule| rule.shedding.clone()).collect();
         let mut sums = ByClass::new();
         for shedding in all {
             for class in &shedding.classes {
@@ -520,10 +521,6 @@ pub(super) fn override_labels(domain: &str, entries: &[Entry<'_>]) -> Vec<String
 
 fn override_label(entry: &Entry<'_>) -> String {
     if entry.value.is_empty() { entry.key.to_owned() } else { format!("{}_{}", entry.key, bounded(entry.value)) }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluicegate_algorithm::Micros;
 
-use super::{Outcome, Series, Statistics, exported, lock, series::Count};
+use super::{Outcome, Series, Statistics, exported, series::Count};
 
 /// Hits of all rules since the start of the process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -108,11 +108,11 @@ impl Statistics {
     #[must_use]
     pub fn hit_totals(&self) -> HitTotals {
         let mut totals = HitTotals::default();
-        for series in exported(&lock(&self.rules)) {
+        for series in exported(&self.rules.lock()) {
             totals.add(series);
         }
         // Workers wait for this lock, so it is held only while references are copied.
-        let dynamic: Vec<_> = lock(&self.dynamic).values().cloned().collect();
+        let dynamic: Vec<_> = self.dynamic.lock().values().cloned().collect();
         for series in &dynamic {
             totals.add(series);
         }
@@ -123,7 +123,7 @@ impl Statistics {
     /// Returns the hits of each class of each rule with classes or that sheds.
     #[must_use]
     pub fn class_totals(&self, now: Micros) -> Vec<ClassTotals> {
-        let with_classes: Vec<_> = lock(&self.rules).values().filter_map(|rule| rule.shedding.clone()).collect();
+        let with_classes: Vec<_> = self.rules.lock().values().filter_map(|rule| rule.shedding.clone()).collect();
         let mut totals = Vec::new();
         for shedding in with_classes {
             totals.extend(shedding.classes.iter().map(|class| ClassTotals {

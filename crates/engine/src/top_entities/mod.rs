@@ -12,12 +12,13 @@ pub(super) use sketch::MAX_ENTRIES;
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::{Striped, WorkerId};
 
@@ -150,7 +151,7 @@ impl TopEntities {
         let mut sum = Sum::default();
         let mut start = now;
         for stripe in stripes.iter() {
-            let sketches = stripe.sketches.lock().unwrap_or_else(PoisonError::into_inner);
+            let sketches = stripe.sketches.lock();
             for sketch in sketches.since(period, now) {
                 start = start.min(sketch.start);
                 sum.add(sketch);
@@ -186,7 +187,7 @@ impl Stripe {
             self.skips.store(skips - 1, Relaxed);
             return;
         }
-        let Ok(mut sketches) = self.sketches.try_lock() else {
+        let Some(mut sketches) = self.sketches.try_lock() else {
             return;
         };
         let sketch = sketches.current(by, now);

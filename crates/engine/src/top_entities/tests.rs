@@ -139,7 +139,7 @@ fn a_frequent_entity_is_found_among_many_rare_ones() {
     assert_eq!((first.target.to_string().as_str(), ranking.hits), ("limit|api|user=heavy", all));
     assert!(first.hits.count >= heavy && first.hits.count - first.hits.max_error <= heavy, "{first:?} of {heavy}");
     assert!(first.hits.max_error <= all / MAX_ENTRIES as u64, "{first:?} of {all}");
-    let stripe = top.requested.of(WorkerId(0)).sketches.lock().unwrap();
+    let stripe = top.requested.of(WorkerId(0)).sketches.lock();
     assert!(stripe.minutes.iter().all(|sketch| sketch.entries.len() <= MAX_ENTRIES));
 }
 
@@ -157,7 +157,7 @@ fn sampled_counts_estimate_all_hits() {
         off(ranking.top[0].hits.count, 300_000.0) < 0.1 && off(ranking.top[1].hits.count, 100_000.0) < 0.15,
         "{ranking:?}"
     );
-    let stripe = top.requested.of(WorkerId(0)).sketches.lock().unwrap();
+    let stripe = top.requested.of(WorkerId(0)).sketches.lock();
     assert!(stripe.minutes.iter().all(|sketch| sketch.samples < 2 * MAX_SAMPLES && sketch.sampling_interval > 1));
 }
 
@@ -166,7 +166,7 @@ fn sampled_counts_estimate_all_hits() {
 fn less_than_twice_the_sampling_interval_is_skipped() {
     let top = TopEntities::new(1);
     let stripe = top.requested.of(WorkerId(0));
-    stripe.sketches.lock().unwrap().current(RankBy::Requested, Micros::ZERO).sampling_interval = 2;
+    stripe.sketches.lock().current(RankBy::Requested, Micros::ZERO).sampling_interval = 2;
     for _ in 0..MAX_SAMPLES - 1 {
         stripe.skips.store(0, Relaxed);
         record(&top, 0, "a", 1, true, 0);
@@ -226,7 +226,7 @@ fn the_hour_has_all_requests_and_its_estimates_are_true() {
     let first = &hour.top[0];
     assert!(first.target.to_string().ends_with("=heavy"), "{first:?}");
     assert!((first.hits.count - first.hits.max_error..=first.hits.count).contains(&heavy), "{first:?} of {heavy}");
-    let stripe = top.requested.of(WorkerId(0)).sketches.lock().unwrap();
+    let stripe = top.requested.of(WorkerId(0)).sketches.lock();
     assert!(stripe.old.iter().all(|sketch| sketch.entries.len() <= MAX_ENTRIES / 5));
 }
 
@@ -238,7 +238,7 @@ fn the_memory_of_names_is_bounded() {
         record(&top, 0, &format!("{number}-{}", "x".repeat(900)), 1, true, 60 + number);
     }
     record(&top, 0, "short", 5, true, 2_100);
-    let stripe = top.requested.of(WorkerId(0)).sketches.lock().unwrap();
+    let stripe = top.requested.of(WorkerId(0)).sketches.lock();
     let bytes = |sketch: &Sketch| sketch.entries.iter().map(|entry| entry.key.len()).sum::<usize>();
     assert!(stripe.minutes.iter().all(|sketch| bytes(sketch) <= 256_000), "{}", stripe.minutes.len());
     assert!(stripe.old.iter().all(|sketch| bytes(sketch) <= 50_000));

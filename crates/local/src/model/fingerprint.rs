@@ -7,7 +7,7 @@ use sluicegate_testing::model_checker::{hash, hash_unordered};
 use super::{
     INSTANCES, LeaseModel, Request,
     client::{Check, Stage},
-    network::{CallHit, lock},
+    network::CallHit,
 };
 
 impl LeaseModel {
@@ -22,7 +22,7 @@ impl LeaseModel {
         let instances = hash_unordered(instances);
         let orphans = self.hash_with_messages(None);
         let passed: Vec<_> = self.passed.iter().collect();
-        let network = lock(&self.network);
+        let network = self.network.lock();
         let states: Vec<_> = network.states.iter().map(State::as_bytes).collect();
         let budgets = (self.ticks, self.failures, self.crashes, self.is_late);
         hash((instances, orphans, passed, states, network.now, budgets))
@@ -41,7 +41,7 @@ impl LeaseModel {
 
     /// Returns a hash of an instance with its calls and requests, or of the calls of crashed instances.
     fn hash_with_messages(&self, instance: Option<usize>) -> u64 {
-        let network = lock(&self.network);
+        let network = self.network.lock();
         let calls = network.calls.values().filter(|call| call.instance == instance).map(|call| {
             let hit = |hit: &CallHit| (hit.counter, hit.program.tag(), format!("{:?}", hit.action), hit.cost);
             let outcome = |outcome: &Result<StepOutcome, StoreError>| {

@@ -12,12 +12,9 @@ mod guarantee;
 mod network;
 mod setup;
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use sluicegate_algorithm::{Action, Algorithm, Operation};
 use sluicegate_client::simulation::GrantFeedback;
 use sluicegate_testing::model_checker::{self, Model, explore};
@@ -26,7 +23,7 @@ use tokio::{runtime::Runtime, task::JoinHandle};
 use self::{
     client::{Check, Client, Stage},
     guarantee::Guarantee,
-    network::{Call, Network, REQUEST, Remote, lock},
+    network::{Call, Network, REQUEST, Remote},
     setup::{Fault, Setup, WINDOW},
 };
 use super::*;
@@ -151,7 +148,7 @@ impl LeaseModel {
     }
 
     fn now(&self) -> Micros {
-        lock(&self.network).now
+        self.network.lock().now
     }
 
     /// Returns the time by the clock of the instances.
@@ -162,7 +159,7 @@ impl LeaseModel {
     /// Returns what the store would decide about a counter now.
     fn peek(&self, counter: usize) -> Decision {
         let peek = Operation { action: Action::Peek, cost: 0, now: self.now() };
-        self.algorithms[counter].apply(&mut lock(&self.network).states[counter].clone(), peek)
+        self.algorithms[counter].apply(&mut self.network.lock().states[counter].clone(), peek)
     }
 
     fn request(&mut self, instance: usize, cost: u64, check: Option<usize>) {
@@ -193,7 +190,7 @@ impl LeaseModel {
 
     fn advance(&self, time: Micros) {
         let now = self.now() + time;
-        lock(&self.network).now = now;
+        self.network.lock().now = now;
         self.runtime.block_on(tokio::time::advance(Duration::from_micros(time.get())));
     }
 
@@ -211,7 +208,7 @@ impl LeaseModel {
             let decisions = self.runtime.block_on(request.answer).unwrap();
             let is_allowed = decisions.iter().all(|decision| decision.is_ok_and(|decision| decision.decision.allowed));
             for counter in 0..self.algorithms.len() {
-                let taken = lock(&self.network).taken.remove(&(number, counter));
+                let taken = self.network.lock().taken.remove(&(number, counter));
                 if is_allowed {
                     let (at, from_store) = taken.unwrap_or_default();
                     self.pass(counter, at, from_store);
@@ -262,7 +259,7 @@ impl LeaseModel {
                 self.run();
                 self.receive_verdict(check);
             }
-            let calls: Vec<_> = lock(&self.network).calls.keys().copied().collect();
+            let calls: Vec<_> = self.network.lock().calls.keys().copied().collect();
             for call in calls {
                 self.execute(call);
                 self.answer(call);
@@ -272,14 +269,14 @@ impl LeaseModel {
     }
 
     fn execute(&self, call: usize) {
-        let mut network = lock(&self.network);
+        let mut network = self.network.lock();
         if network.calls.get(&call).is_some_and(|call| call.outcomes.is_none()) {
             network.execute(call);
         }
     }
 
     fn answer(&self, call: usize) {
-        let call = lock(&self.network).calls.remove(&call);
+        let call = self.network.lock().calls.remove(&call);
         if let Some(Call { reply: Some(reply), outcomes: Some(outcomes), .. }) = call {
             let _ = reply.send(outcomes);
         }
@@ -297,7 +294,7 @@ impl LeaseModel {
             request.1.check.and_then(|check| self.checks.remove(&check));
         }
         // Its calls can still reach the store, but the answers are dropped.
-        let mut network = lock(&self.network);
+        let mut network = self.network.lock();
         for call in network.calls.values_mut().filter(|call| call.instance == Some(instance)) {
             (call.instance, call.reply) = (None, None);
         }
@@ -334,7 +331,7 @@ impl Model for LeaseModel {
             events.push(Event::Sweep(instance));
             events.extend((self.crashes > 0).then_some(Event::Crash(instance)));
         }
-        for (number, call) in &lock(&self.network).calls {
+        for (number, call) in &self.network.lock().calls {
             let (next, lost) = match call.outcomes {
                 None => {
                     events.push(Event::Call(*number));
@@ -384,13 +381,13 @@ impl Model for LeaseModel {
             }
             Event::Execute(call) => {
                 self.execute(call);
-                lock(&self.network).calls.retain(|_, call| call.instance.is_some() || call.outcomes.is_none());
+                self.network.lock().calls.retain(|_, call| call.instance.is_some() || call.outcomes.is_none());
             }
             Event::Answer(call) => self.answer(call),
             Event::DropCall(call) | Event::DropAnswer(call) => {
                 self.fail();
                 // Without a sender, the call fails as after a timeout.
-                lock(&self.network).calls.remove(&call);
+                self.network.lock().calls.remove(&call);
             }
             Event::Sweep(instance) => self.sweep(instance),
             Event::Crash(instance) => {
@@ -416,7 +413,7 @@ impl Model for LeaseModel {
             Event::Tick => {
                 let tick = Micros::new(1_000 * self.setup.ticks[self.ticks]);
                 self.ticks += 1;
-                self.is_late |= !lock(&self.network).calls.is_empty() || !self.checks.is_empty();
+                self.is_late |= !self.network.lock().calls.is_empty() || !self.checks.is_empty();
                 self.advance(tick);
             }
         }
@@ -467,7 +464,7 @@ impl Model for LeaseModel {
 fn new_instance(instance: usize, network: &Arc<Mutex<Network>>) -> Local<Remote> {
     let deny_cache = DenyCacheSettings { max_entries: 0, ..DenyCacheSettings::default() };
     let leases = LeaseSettings { max_counters: 8, ..LeaseSettings::default() };
-    let time_source = if lock(network).fault == Fault::WallClock { TimeSource::Caller } else { TimeSource::Own };
+    let time_source = if network.lock().fault == Fault::WallClock { TimeSource::Caller } else { TimeSource::Own };
     let shared = Shared::new(&deny_cache, &leases, &EventualSettings::default(), time_source, Metrics::new(1));
     Local::new(Remote { instance, network: Arc::clone(network) }, shared, WorkerId(0))
 }

@@ -1,10 +1,8 @@
 //! The store of the model, and the calls on their way to it.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Arc};
 
+use parking_lot::Mutex;
 use sluicegate_algorithm::{Action, Micros, Operation, Program, State};
 use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcome, StepOutcomes, StoreError};
 use tokio::sync::oneshot;
@@ -46,10 +44,6 @@ pub(super) struct Network {
     pub(super) taken: BTreeMap<(usize, usize), (Micros, u64)>,
 }
 
-pub(super) fn lock(network: &Mutex<Network>) -> MutexGuard<'_, Network> {
-    network.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 tokio::task_local! {
     /// The request that the current task decides.
     pub(super) static REQUEST: usize;
@@ -65,7 +59,7 @@ pub(super) struct Remote {
 impl CounterStore for Remote {
     async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, _: Micros) -> StepOutcomes {
         let answer = {
-            let mut network = lock(&self.network);
+            let mut network = self.network.lock();
             let (reply, answer) = oneshot::channel();
             let counter = |key: &[u8]| KEYS.iter().position(|known| *known == key).unwrap();
             let copy = |hit: &Hit<&Counter>| CallHit {

@@ -364,7 +364,7 @@ impl PeerModel {
     fn hash_member(&self, member: &Member) -> u64 {
         let Member { instance, origins, contacted, is_joined, has_copied, hits, unpublished, published } = member;
         let (mut positions, mut subscribers) = (Vec::new(), Vec::new());
-        let outgoing = lock(&instance.peers.outgoing);
+        let outgoing = instance.peers.outgoing.lock();
         for epoch in 1..self.next_epoch {
             positions.push(instance.peers.position(epoch));
             let subscriber = outgoing.subscribers.get(&epoch);

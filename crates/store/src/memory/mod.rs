@@ -14,11 +14,9 @@ mod changes;
 mod hash;
 mod shard;
 
-use std::{
-    borrow::Borrow,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::borrow::Borrow;
 
+use parking_lot::{Mutex, MutexGuard};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -296,7 +294,7 @@ impl Memory {
 
     fn lock(&self, shard: usize) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves the shard consistent, because the state is written last.
-        self.shards[shard].0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[shard].0.lock()
     }
 }
 
