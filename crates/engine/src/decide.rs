@@ -15,7 +15,7 @@ use super::{
     matching::{AppliedLimit, Match},
     overrides::Mode,
     prepared::{ChargedLimit, PreparedDescriptor, PreparedRequest},
-    statistics::{Outcome, Threshold},
+    statistics::{CountContext, Outcome},
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
 
@@ -52,7 +52,7 @@ impl<S: Store> Engine<S> {
             let admitted = self.store.report(&limit.hit.counter, id, admitted, prepared.now);
             let (quota, _) = limit.applied.limit.policy();
             let allowed = Decision { allowed: true, ..Decision::default() };
-            let threshold = Threshold {
+            let context = CountContext {
                 limit: quota,
                 // The caller does not report how many requests the hits belong to.
                 requests: admitted,
@@ -62,7 +62,7 @@ impl<S: Store> Engine<S> {
                 from_deny_cache: false,
             };
             limit.applied.series.count_requested(self.worker, admitted, admitted);
-            limit.applied.series.count_decision(self.worker, admitted, &allowed, threshold);
+            limit.applied.series.count_decision(self.worker, admitted, &allowed, context);
         }
     }
 }
@@ -219,7 +219,7 @@ impl<S> Engine<S> {
     ) {
         self.record_top(domain, descriptor, applied, false, now);
         let hits = descriptor.hits;
-        let threshold = Threshold {
+        let context = CountContext {
             limit: 0,
             requests: hits.min(1),
             near: 0,
@@ -228,7 +228,7 @@ impl<S> Engine<S> {
             from_deny_cache: false,
         };
         applied.series.count_requested(self.worker, hits, 1);
-        applied.series.count_decision(self.worker, hits, &Decision::default(), threshold);
+        applied.series.count_decision(self.worker, hits, &Decision::default(), context);
     }
 
     pub(super) fn record_top(
@@ -289,7 +289,7 @@ impl<S> Engine<S> {
         }
         let (quota, _) = limit.policy();
         let from_deny_cache = answer.decider == Decider::DenyCache;
-        let threshold = Threshold {
+        let context = CountContext {
             limit: quota,
             requests: descriptor.hits.min(1),
             near: self.statistics.near_threshold(quota),
@@ -297,7 +297,7 @@ impl<S> Engine<S> {
             shadow: applied.is_shadow(),
             from_deny_cache,
         };
-        applied.series.count_decision(self.worker, descriptor.hits, &answer.decision, threshold);
+        applied.series.count_decision(self.worker, descriptor.hits, &answer.decision, context);
     }
 
     /// Decides a hit by its failure policy after the store failed.

@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 use super::{
     Descriptor, Engine, OverrideKind, Request, Snapshot,
     overrides::{EntityLimit, Mode},
-    statistics::{self, Series, Shedding, Threshold},
+    statistics::{self, CountContext, Series, Shedding},
 };
 
 /// A limit that applies to a descriptor, with its rule and its statistics.
@@ -121,8 +121,8 @@ impl SeriesRef<'_> {
     }
 
     /// Counts decided hits.
-    pub(super) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
-        self.each(|series| series.count_decision(worker, hits, decision, threshold));
+    pub(super) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, context: CountContext) {
+        self.each(|series| series.count_decision(worker, hits, decision, context));
     }
 }
 

@@ -13,10 +13,7 @@
 mod counter_map;
 mod deny_cache;
 mod eventual;
-mod eventual_counter;
-mod eventual_counters;
 mod hot_counters;
-mod lease;
 mod leases;
 mod metrics;
 #[cfg(test)]
@@ -24,7 +21,7 @@ mod model;
 mod store_call;
 
 pub use deny_cache::Settings as DenyCacheSettings;
-pub use eventual_counters::Settings as EventualSettings;
+pub use eventual::Settings as EventualSettings;
 pub use leases::Settings as LeaseSettings;
 pub use metrics::Metrics;
 
@@ -42,7 +39,7 @@ use tokio::time::Instant;
 
 use self::{
     deny_cache::{CachedDenial, CachedDenials, DenyCache, Lookups},
-    eventual_counters::EventualCounters,
+    eventual::EventualCounters,
     leases::{LeaseDecision, LeasePayment, LeasePayments, Leases},
     store_call::StoreCall,
 };

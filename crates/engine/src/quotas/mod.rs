@@ -26,7 +26,7 @@ use self::divisible_limit::{DivisibleLimit, Prepayment, seconds, to_signed};
 use super::{
     Descriptor, Engine, Micros, Snapshot,
     matching::{AppliedLimit, Match, holder_id},
-    statistics::Threshold,
+    statistics::CountContext,
 };
 
 /// A report about a bucket, and the lifetime of the next quota.
@@ -588,12 +588,12 @@ impl<S> Engine<S> {
             if hits > 0 {
                 // Envoy reports requests.
                 let requests = hits;
-                let threshold =
-                    Threshold { limit, requests, near, splits_denied: false, shadow, from_deny_cache: false };
+                let context =
+                    CountContext { limit, requests, near, splits_denied: false, shadow, from_deny_cache: false };
                 applied.series.each(|series| {
                     let series = series.reports();
                     series.count_requested(self.worker, hits, requests);
-                    series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, threshold);
+                    series.count_decision(self.worker, hits, &Decision { allowed, ..*counter }, context);
                 });
                 self.record_top(report.domain, &Descriptor { hits, ..report.descriptor() }, applied, allowed, now);
             }

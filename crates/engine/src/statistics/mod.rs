@@ -8,7 +8,7 @@ mod series;
 mod shedding;
 mod totals;
 
-pub(super) use series::{Series, Threshold};
+pub(super) use series::{CountContext, Series};
 pub(super) use shedding::{Outcome, Shedding};
 pub use totals::{ClassTotals, HitTotals, RuleHits, RuleTotals};
 

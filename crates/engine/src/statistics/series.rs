@@ -64,7 +64,7 @@ impl Count {
 
 /// The classification of decided hits: the limits between the counts, and the flags of the decision.
 #[derive(Clone, Copy)]
-pub(crate) struct Threshold {
+pub(crate) struct CountContext {
     pub(crate) limit: u64,
     /// Number of requests that the hits belong to.
     pub(crate) requests: u64,
@@ -183,8 +183,8 @@ impl Series {
     ///
     /// A request that crosses a threshold is split: of 5 hits at a count of 8 and a limit of 10, 2 are within the limit
     /// and 3 are over it.
-    pub(crate) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, threshold: Threshold) {
-        let Threshold { limit, requests, near, splits_denied, shadow, from_deny_cache } = threshold;
+    pub(crate) fn count_decision(&self, worker: WorkerId, hits: u64, decision: &Decision, context: CountContext) {
+        let CountContext { limit, requests, near, splits_denied, shadow, from_deny_cache } = context;
         let after = decision.used;
         let before = after.saturating_sub(hits);
         let within = if decision.allowed {

@@ -35,7 +35,7 @@ fn a_request_that_crosses_a_threshold_is_split() {
     {
         let series = series(&statistics, &["d", &index.to_string()]);
         let decision = Decision { allowed: used <= 10, used, ..Decision::default() };
-        let threshold = Threshold {
+        let context = CountContext {
             limit: 10,
             near: statistics.near_threshold(10),
             requests: 1,
@@ -43,7 +43,7 @@ fn a_request_that_crosses_a_threshold_is_split() {
             shadow: true,
             from_deny_cache: false,
         };
-        series.count_decision(WorkerId(1), hits, &decision, threshold);
+        series.count_decision(WorkerId(1), hits, &decision, context);
         let sum = |count| series.sum(count).unwrap_or_default();
         assert_eq!((sum(Count::Within), sum(Count::Near), sum(Count::Over)), expected, "{hits} hits to {used}");
         assert_eq!(sum(Count::Shadow), sum(Count::Over));
@@ -117,9 +117,9 @@ fn unused_series_are_hidden() {
     series.count_requested(WorkerId(0), 0, 1);
     assert_eq!((series.sum(Count::Total), statistics.collect(Count::Total).len()), (None, 0));
     let deny = |from_deny_cache| {
-        let threshold =
-            Threshold { limit: 2, requests: 1, near: 1, splits_denied: false, shadow: false, from_deny_cache };
-        series.count_decision(WorkerId(0), 3, &Decision { used: 3, ..Decision::default() }, threshold);
+        let context =
+            CountContext { limit: 2, requests: 1, near: 1, splits_denied: false, shadow: false, from_deny_cache };
+        series.count_decision(WorkerId(0), 3, &Decision { used: 3, ..Decision::default() }, context);
     };
     let counts =
         || [Count::Within, Count::Over, Count::DenyCache].map(|count| statistics.collect(count).into_values().next());
@@ -194,8 +194,8 @@ fn requests_are_counted_beside_hits() {
     let decide = |hits, allowed, shadow| {
         series.count_requested(WorkerId(0), hits, 1);
         let (requests, near) = (hits.min(1), 9);
-        let threshold = Threshold { limit: 10, requests, near, splits_denied: false, shadow, from_deny_cache: false };
-        series.count_decision(WorkerId(0), hits, &Decision { allowed, used: hits, ..Decision::default() }, threshold);
+        let context = CountContext { limit: 10, requests, near, splits_denied: false, shadow, from_deny_cache: false };
+        series.count_decision(WorkerId(0), hits, &Decision { allowed, used: hits, ..Decision::default() }, context);
     };
     decide(9_000, true, false);
     decide(7, false, false);

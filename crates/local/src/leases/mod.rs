@@ -1,5 +1,7 @@
 //! [`Leases`]: all leases of this instance, by the identity of their counters.
 
+mod lease;
+
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -8,12 +10,8 @@ use sluicegate_algorithm::{Action, Consistency, Decision, Micros, Program};
 use sluicegate_store::{Counter, Grant, Hit, StepOutcome};
 use smallvec::SmallVec;
 
-use super::{
-    counter_map::CounterMap,
-    hot_counters::HotCounters,
-    lease::{GrantReport, Lease, Return},
-    store_call::StoreCall,
-};
+use self::lease::{GrantReport, Lease, Return};
+use super::{counter_map::CounterMap, hot_counters::HotCounters, store_call::StoreCall};
 #[cfg(test)]
 use sluicegate_testing::model_checker::hash;
 

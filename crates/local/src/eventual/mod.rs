@@ -1,12 +1,17 @@
 //! Decisions from eventual counters, before leases, the deny cache and the store.
 
+mod counter;
+mod counters;
+
 use sluicegate_algorithm::{Action, Consistency, Decision, Micros};
 use sluicegate_store::{
     Charge, Counter, CounterStore, Decider, Hit, HitDecision, HitDecisions, StoreError, next_answer, only_answer,
 };
 use smallvec::SmallVec;
 
-use super::{CallTime, Local, any_denied, eventual_counters::EventualCounters, store_call::StoreCall};
+pub(crate) use self::counters::EventualCounters;
+pub use self::counters::Settings;
+use super::{CallTime, Local, any_denied, store_call::StoreCall};
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides all hits of a request with at least one eventual hit.

@@ -28,7 +28,7 @@ const MAX_REORDERING: Micros = Micros::from_secs(1);
 
 /// The local copy of a counter.
 #[derive(Default)]
-pub(super) struct EventualCounter {
+pub(crate) struct EventualCounter {
     state: State,
     /// Time of the state by the store's clock, and the local time at which the store was called for it.
     step_time: Micros,
@@ -43,7 +43,7 @@ pub(super) struct EventualCounter {
 
 impl EventualCounter {
     /// Creates a copy from the outcome of a store call that was sent at `called_at`.
-    pub(super) fn new(outcome: &StepOutcome, called_at: Duration) -> Self {
+    pub(crate) fn new(outcome: &StepOutcome, called_at: Duration) -> Self {
         Self {
             state: outcome.state.clone(),
             step_time: outcome.at,
@@ -55,7 +55,7 @@ impl EventualCounter {
     }
 
     /// Decides a hit. Returns `None` if the state is older than `max_staleness`.
-    pub(super) fn decide(
+    pub(crate) fn decide(
         &mut self,
         algorithm: &Algorithm,
         hit: &Hit<&Counter>,
@@ -75,7 +75,7 @@ impl EventualCounter {
     /// Begins a report and returns its number of hits; 0 only reads the state, for the hits of other instances.
     ///
     /// Returns `None` if a report is in progress, or if the counter has not been used since the last one.
-    pub(super) fn begin_report(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
+    pub(crate) fn begin_report(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
         if self.in_flight.is_some() || (self.pending.hits == 0 && self.last_used <= self.reported_at) {
             return None;
         }
@@ -86,13 +86,13 @@ impl EventualCounter {
     }
 
     /// Takes the pending hits for a last report. Returns `None` if there are none or their window has ended.
-    pub(super) fn drain(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
+    pub(crate) fn drain(&mut self, algorithm: &Algorithm, now: Duration) -> Option<u64> {
         let hits = self.pending.take(algorithm, self.store_time(now)).hits.unsigned_abs();
         (hits > 0).then_some(hits)
     }
 
     /// Completes a report and returns the number of its hits that may not have been counted.
-    pub(super) fn finish_report(
+    pub(crate) fn finish_report(
         &mut self,
         algorithm: &Algorithm,
         answer: Result<StepOutcome, StoreError>,
@@ -120,7 +120,7 @@ impl EventualCounter {
     }
 
     /// Replaces the state with the store's, and adds the hits counted here since.
-    pub(super) fn merge(&mut self, algorithm: &Algorithm, outcome: &StepOutcome, called_at: Duration, now: Duration) {
+    pub(crate) fn merge(&mut self, algorithm: &Algorithm, outcome: &StepOutcome, called_at: Duration, now: Duration) {
         // A slightly older outcome was overtaken by a later one. A much older one means that the clock was set back.
         if outcome.at < self.step_time && self.step_time - outcome.at < MAX_REORDERING {
             return;
@@ -133,7 +133,7 @@ impl EventualCounter {
     }
 
     /// Returns `true` if no hits are pending or in flight, and no hit was decided since `since`.
-    pub(super) fn is_idle(&self, since: Duration) -> bool {
+    pub(crate) fn is_idle(&self, since: Duration) -> bool {
         self.pending.hits == 0 && self.in_flight.is_none() && self.last_used < since
     }
 

@@ -10,9 +10,9 @@ use serde::{Deserialize, Serialize};
 use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision};
 use sluicegate_store::{Counter, Hit, StepOutcome, StoreError};
 
-use super::{
+use super::counter::EventualCounter;
+use crate::{
     counter_map::{CounterMap, SHARDS},
-    eventual_counter::EventualCounter,
     store_call::StoreCall,
 };
 
@@ -40,7 +40,7 @@ impl Default for Settings {
 }
 
 /// The eventual counters, shared by all workers.
-pub(super) struct EventualCounters {
+pub(crate) struct EventualCounters {
     entities: CounterMap<Entry>,
     /// Position of the sweep: number of shards that were due for a report since the clock's origin.
     last_turn: AtomicUsize,
@@ -59,7 +59,7 @@ struct Entry {
 
 impl EventualCounters {
     /// Creates an empty set of counters. Returns `None` if the settings turn eventual counters off.
-    pub(super) fn new(settings: &Settings) -> Option<Self> {
+    pub(crate) fn new(settings: &Settings) -> Option<Self> {
         if settings.max_counters == 0 || settings.sync.is_zero() {
             return None;
         }
@@ -74,7 +74,7 @@ impl EventualCounters {
     ///
     /// Returns `None` if the hit is a refund or is not eventual, if its counter is unknown or stale, or if its rule has
     /// changed.
-    pub(super) fn decide(&self, identity: u128, hit: &Hit<&Counter>, now: Duration) -> Option<Decision> {
+    pub(crate) fn decide(&self, identity: u128, hit: &Hit<&Counter>, now: Duration) -> Option<Decision> {
         // Refunds go to the store immediately.
         if hit.counter.consistency != Consistency::Eventual || hit.action.releases() {
             return None;
@@ -89,7 +89,7 @@ impl EventualCounters {
     }
 
     /// Merges the outcome of a store call into the counter, which is created if it is unknown and there is room.
-    pub(super) fn merge(
+    pub(crate) fn merge(
         &self,
         identity: u128,
         hit: &Hit<&Counter>,
@@ -120,7 +120,7 @@ impl EventualCounters {
     ///
     /// Each counter's turn comes once per sync interval, shard by shard, so that the reports are spread over the
     /// interval.
-    pub(super) fn sweep(&self, now: Duration) -> Vec<StoreCall> {
+    pub(crate) fn sweep(&self, now: Duration) -> Vec<StoreCall> {
         let idle_since = now.saturating_sub(2 * self.settings.sync);
         let turn = (now.as_micros() * SHARDS as u128 / self.settings.sync.as_micros().max(1)) as usize;
         let last_turn = self.last_turn.swap(turn, Relaxed);
@@ -135,7 +135,7 @@ impl EventualCounters {
     }
 
     /// Removes all counters, and returns the reports of their pending hits.
-    pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
+    pub(crate) fn drain(&self, now: Duration) -> Vec<StoreCall> {
         let mut calls = Vec::new();
         self.entities.retain(|entry| {
             if let Some(hits) = entry.copy.drain(&entry.algorithm, now) {
@@ -147,7 +147,7 @@ impl EventualCounters {
     }
 
     /// Completes a report and returns the number of its hits that the store may not have counted.
-    pub(super) fn finish_report(
+    pub(crate) fn finish_report(
         &self,
         call: &StoreCall,
         answer: Result<StepOutcome, StoreError>,
