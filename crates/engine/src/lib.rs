@@ -44,7 +44,7 @@ pub use overrides::{Override, Overrides};
 pub use prepared::PreparedRequest;
 pub use quotas::{
     Assignment, BucketReport, DELIVERY_TIME, HeldQuota, Payment, Prepaid, Quota, REVIEW_TIME, ReportOutcome,
-    TokenBucket, caller_number,
+    TokenBucket, Tokens, caller_number,
 };
 pub use rate_limiter::{Builder, RateLimiter};
 pub use resources::{Resource, Resources};

@@ -7,6 +7,38 @@ use sluicegate_store::AHEAD;
 use super::HeldQuota;
 use crate::matching::AppliedLimit;
 
+/// A number of tokens, in millionths: no part of a token is lost, and none is counted twice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tokens(u64);
+
+impl Tokens {
+    /// More tokens than any bucket contains.
+    pub(super) const MAX: Self = Self(u64::MAX);
+    const MILLION: u64 = 1_000_000;
+
+    pub(super) const fn whole(tokens: u64) -> Self {
+        Self(tokens.saturating_mul(Self::MILLION))
+    }
+
+    /// Returns the whole tokens.
+    const fn floor(self) -> u64 {
+        self.0 / Self::MILLION
+    }
+
+    pub(super) const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// Subtracts other tokens, down to none.
+    pub(super) const fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+
+    fn as_f64(self) -> f64 {
+        self.0 as f64 / Self::MILLION as f64
+    }
+}
+
 /// A token bucket. Each request takes one token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TokenBucket {
@@ -44,24 +76,36 @@ impl TokenBucket {
         f64::from(self.tokens) / f64::from(self.interval_secs)
     }
 
+    /// Returns the tokens of a full bucket.
+    pub(super) fn full(&self) -> Tokens {
+        Tokens::whole(self.max_tokens.into())
+    }
+
+    /// Returns the tokens that are added in this time, rounded up to a millionth.
+    pub(super) fn added(&self, time: Micros) -> Tokens {
+        let millionths = (u128::from(self.tokens) * u128::from(time.get())).div_ceil(self.interval_secs.max(1).into());
+        Tokens(u64::try_from(millionths).unwrap_or(u64::MAX))
+    }
+
     /// Returns the largest number of requests that the bucket admits in this time if it contains `tokens` before.
-    pub(super) fn max_admitted(&self, tokens: f64, time: Micros) -> u64 {
-        (tokens.min(self.max_tokens.into()) + self.rate() * seconds(time)) as u64
+    pub(super) fn max_admitted(&self, tokens: Tokens, time: Micros) -> u64 {
+        tokens.min(self.full()).plus(self.added(time)).floor()
     }
 
     /// Returns the largest possible number of tokens after Envoy has replaced `former`, which contained `tokens`. A new
     /// bucket is full; another one keeps the part of its tokens.
-    pub(super) fn tokens_after(&self, former: Option<Self>, tokens: f64) -> f64 {
-        let max_tokens = f64::from(self.max_tokens);
-        match former {
-            Some(former) => (tokens / f64::from(former.max_tokens) * max_tokens).min(max_tokens),
-            None => max_tokens,
-        }
+    pub(super) fn tokens_after(&self, former: Option<Self>, tokens: Tokens) -> Tokens {
+        let Some(former) = former else {
+            return self.full();
+        };
+        let scaled = u128::from(tokens.0) * u128::from(self.max_tokens);
+        let kept = scaled.div_ceil(former.max_tokens.max(1).into());
+        Tokens(u64::try_from(kept).unwrap_or(u64::MAX)).min(self.full())
     }
 
     /// Returns the largest number of requests that the bucket admits in this time after it has replaced `former`, which
     /// contained `tokens`.
-    pub(super) fn max_admitted_after(&self, former: Option<Self>, tokens: f64, time: Micros) -> u64 {
+    pub(super) fn max_admitted_after(&self, former: Option<Self>, tokens: Tokens, time: Micros) -> u64 {
         self.max_admitted(self.tokens_after(former, tokens), time)
     }
 
@@ -193,7 +237,7 @@ impl DivisibleLimit {
         share: u64,
         former: Option<TokenBucket>,
         free: u64,
-        tokens: f64,
+        tokens: Tokens,
         demand: Option<f64>,
         lifetime: Micros,
     ) -> Option<TokenBucket> {
@@ -211,7 +255,7 @@ impl DivisibleLimit {
         }
         let burst = (part as u64 / BURST_DIVISOR).max(smallest);
         let first_tokens = TokenBucket::new(burst, rate).tokens_after(former, tokens);
-        let affordable = (free as f64 - first_tokens) / seconds(lifetime).max(1.0);
+        let affordable = (free as f64 - first_tokens.as_f64()) / seconds(lifetime).max(1.0);
         let next = TokenBucket::new(burst, rate.min(affordable));
         if let Some(kept) = former
             && kept.is_similar(&next)
@@ -258,7 +302,7 @@ impl Prepaid {
     /// Returns whether so many hits could not be counted that the quota must end. A full log has free hits again within
     /// a second, but not at every moment.
     pub(super) fn is_used_up(&self, bucket: &TokenBucket, needed: u64) -> bool {
-        self.missing(needed) > bucket.max_admitted(0.0, MAX_UNPAID_TIME)
+        self.missing(needed) > bucket.max_admitted(Tokens::default(), MAX_UNPAID_TIME)
     }
 
     /// Adds hits that were counted.
@@ -308,7 +352,7 @@ pub(super) fn to_signed(number: u64) -> i64 {
     i64::try_from(number.min(MAX_NUMBER)).unwrap_or(i64::MAX)
 }
 
-pub(super) fn seconds(time: Micros) -> f64 {
+fn seconds(time: Micros) -> f64 {
     time.get() as f64 / 1e6
 }
 

@@ -10,7 +10,7 @@
 
 mod divisible_limit;
 
-pub use divisible_limit::{Prepaid, TokenBucket};
+pub use divisible_limit::{Prepaid, TokenBucket, Tokens};
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -22,7 +22,7 @@ use sluicegate_rules::{Entry, FailurePolicy};
 use sluicegate_store::{Charge, Counter, Hit, HitDecision, Store, StoreError, only_answer};
 use smallvec::SmallVec;
 
-use self::divisible_limit::{DivisibleLimit, Prepayment, seconds, to_signed};
+use self::divisible_limit::{DivisibleLimit, Prepayment, to_signed};
 use super::{
     Descriptor, Engine, Micros, Snapshot,
     matching::{AppliedLimit, Match, holder_id},
@@ -71,7 +71,7 @@ pub struct HeldQuota {
     /// The quota; `None` before the first one.
     pub quota: Option<Quota>,
     /// Largest possible number of tokens in its bucket at the last report.
-    pub tokens: f64,
+    pub tokens: Tokens,
     /// The hits that are counted in advance.
     pub prepaid: Prepaid,
     /// Time of the caller's last report.
@@ -115,7 +115,7 @@ pub struct Assignment {
     /// The next quota.
     pub quota: Quota,
     /// Largest possible number of tokens in its bucket now.
-    pub tokens: f64,
+    pub tokens: Tokens,
     /// The hits that are counted in advance.
     pub prepaid: Prepaid,
     /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
@@ -162,7 +162,14 @@ pub const REVIEW_TIME: Micros = Micros::from_secs(2);
 
 impl Assignment {
     fn blanket(quota: Quota) -> Self {
-        Self { quota, tokens: 0.0, prepaid: Prepaid::default(), share: None, lifetime: None, review_in: None }
+        Self {
+            quota,
+            tokens: Tokens::default(),
+            prepaid: Prepaid::default(),
+            share: None,
+            lifetime: None,
+            review_in: None,
+        }
     }
 
     /// Returns a quota without requests, which is reviewed after `review_in`.
@@ -170,7 +177,7 @@ impl Assignment {
         Self { prepaid, review_in: Some(review_in), ..Self::blanket(Quota::DenyAll) }
     }
 
-    fn bucket(bucket: TokenBucket, tokens: f64) -> Self {
+    fn bucket(bucket: TokenBucket, tokens: Tokens) -> Self {
         Self { tokens, ..Self::blanket(Quota::TokenBucket(bucket)) }
     }
 }
@@ -207,8 +214,8 @@ impl SharedCounter<'_> {
         if report.elapsed > Micros::ZERO {
             held.reported_at = now;
             if let Some(bucket) = report.held.token_bucket() {
-                let added = bucket.rate() * seconds(now - last_report);
-                held.tokens = (held.tokens + added - report.allowed as f64).clamp(0.0, bucket.max_tokens.into());
+                let tokens = held.tokens.plus(bucket.added(now - last_report)).minus(Tokens::whole(report.allowed));
+                held.tokens = tokens.min(bucket.full());
             }
         }
         if self.limit.prepayment != Prepayment::Lifetime || prepaid.window_end == Micros::ZERO {
@@ -227,7 +234,7 @@ impl SharedCounter<'_> {
         }
         // The requests of the former window were counted there.
         let most = match report.held.token_bucket() {
-            Some(bucket) if last_report < window_start => bucket.max_admitted(f64::MAX, now - window_start),
+            Some(bucket) if last_report < window_start => bucket.max_admitted(Tokens::MAX, now - window_start),
             _ => u64::MAX,
         };
         prepaid.spend(report.allowed.min(most));
@@ -465,7 +472,7 @@ impl<S: Store> Engine<S> {
             Prepayment::Lifetime => {
                 prepaid.window_end = window_end;
                 prepaid.hits = 0;
-                bucket.max_admitted(f64::MAX, held.ends_at.min(window_end) - window_start)
+                bucket.max_admitted(Tokens::MAX, held.ends_at.min(window_end) - window_start)
             }
         };
         let is_counted = self.count_missing(&counter, &mut prepaid, needed, true, now).await;
