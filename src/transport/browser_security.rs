@@ -31,8 +31,10 @@ const HEADERS: [(&str, &str); 6] = [
 
 /// Returns the host and port that the request was sent to.
 pub(super) fn authority(request: &Request) -> Option<Authority> {
-    let host = || request.headers().get(HOST)?.to_str().ok()?.parse().ok();
-    request.uri().authority().cloned().or_else(host)
+    if let Some(authority) = request.uri().authority() {
+        return Some(authority.clone());
+    }
+    request.headers().get(HOST)?.to_str().ok()?.parse().ok()
 }
 
 /// Rejects requests that another site caused, except for pages that change nothing, and adds [`HEADERS`] to responses.
@@ -57,16 +59,21 @@ fn is_page(request: &Request) -> bool {
 }
 
 fn is_cross_site(request: &Request) -> bool {
-    let text = |name: &str| request.headers().get(name).map(|value| value.to_str().unwrap_or_default());
-    if let Some(site) = text("sec-fetch-site") {
+    if let Some(site) = header_text(request, "sec-fetch-site") {
         return !matches!(site, "same-origin" | "none");
     }
     // Browsers send no `Sec-Fetch-Site` to addresses without TLS other than `localhost`.
-    let Some(origin) = text(ORIGIN.as_str()) else {
+    let Some(origin) = header_text(request, ORIGIN.as_str()) else {
         return false;
     };
     let origin = origin.split_once("://").and_then(|(_, authority)| authority.parse::<Authority>().ok());
     origin.is_none() || origin != authority(request)
+}
+
+/// Returns the value of a header; empty if it is not a text.
+fn header_text<'r>(request: &'r Request, name: &str) -> Option<&'r str> {
+    let value = request.headers().get(name)?;
+    Some(value.to_str().unwrap_or_default())
 }
 
 #[cfg(test)]

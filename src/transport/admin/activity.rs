@@ -12,10 +12,10 @@ use super::{
     convert::{outcomes, rule, time},
 };
 use crate::{
-    engine::Micros,
+    engine::{Micros, Snapshot},
     service::activity::{
-        ClassHits, Event, EventKind, Instance, Minute, Period, RuleList, RuleOrder, RuleQuery, RuleRow, Unmatched,
-        Update, Viewer,
+        ClassHits, Event, EventKind, Instance, Period, RuleList, RuleOrder, RuleQuery, RuleRow, Unmatched, Update,
+        Viewer,
     },
     transport::shutdown::wait_for_shutdown,
 };
@@ -56,8 +56,6 @@ fn write_instance(Instance { name, version, since }: Instance) -> api::Instance 
 }
 
 fn period(period: Period) -> api::ActivityPeriod {
-    let class =
-        |ClassHits { class, hits: [allowed, denied, shed] }| api::ClassActivity { class, allowed, denied, shed };
     let Period { local: [by_lease, by_eventual_counter, by_deny_cache], latency: [p50, p99], .. } = period;
     api::ActivityPeriod {
         start: Some(time(Micros::new(period.start))),
@@ -76,8 +74,12 @@ fn period(period: Period) -> api::ActivityPeriod {
         store_errors: period.store_errors,
         latency_p50_us: p50,
         latency_p99_us: p99,
-        classes: period.classes.into_iter().map(class).collect(),
+        classes: period.classes.into_iter().map(write_class).collect(),
     }
+}
+
+fn write_class(ClassHits { class, hits: [allowed, denied, shed] }: ClassHits) -> api::ClassActivity {
+    api::ClassActivity { class, allowed, denied, shed }
 }
 
 fn write_event(event: Event, role: Role, instance: &str) -> api::ActivityEvent {
@@ -93,15 +95,18 @@ fn write_event(event: Event, role: Role, instance: &str) -> api::ActivityEvent {
         EventKind::Shedding => api::EventKind::Shedding,
         EventKind::Action => api::EventKind::Action,
     };
-    let may_see = role >= Role::Read;
-    let visible = |text: String| if may_see { text } else { String::new() };
+    let (text, author, reason) = if role >= Role::Read {
+        (event.text, event.author, event.reason)
+    } else {
+        (event.public_text, String::new(), String::new())
+    };
     api::ActivityEvent {
         id: event.id,
         at: Some(time(event.at)),
         kind: kind.into(),
-        text: if may_see { event.text } else { event.public_text },
-        author: visible(event.author),
-        reason: visible(event.reason),
+        text,
+        author,
+        reason,
         instance: if event.instance.is_empty() { instance.to_owned() } else { event.instance },
     }
 }
@@ -141,44 +146,52 @@ pub(super) fn read_query(request: api::ListRuleActivityRequest) -> Result<RuleQu
 }
 
 pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
-    let all_rules = list.snapshot.rules().rules();
-    let count = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-    let row = |row: RuleRow| {
-        let column = |of: fn(&Minute) -> u32| row.minutes.iter().map(of).collect();
-        api::RuleRow {
-            depth: count(row.depth),
-            rule: row.rule.and_then(|id| all_rules.get(id)).map(|found| rule(found, Some(&list.snapshot))),
-            activity: Some(api::RuleActivity {
-                requested_rate: row.hits.requested_rate,
-                denied_rate: row.hits.denied_rate,
-                shadow_rate: row.hits.shadow_rate,
-                requested: row.hits.requested,
-                denied: row.hits.denied,
-                requested_per_minute: column(|minute| minute.requested),
-                denied_per_minute: column(|minute| minute.denied),
-                request_rate: row.hits.request_rate,
-                denied_request_rate: row.hits.denied_request_rate,
-                requests: row.hits.requests,
-                denied_requests: row.hits.denied_requests,
-                requests_per_minute: column(|minute| minute.requests),
-                denied_requests_per_minute: column(|minute| minute.denied_requests),
-            }),
-            entries: row.entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect(),
-            overrides: row.overrides,
-            candidate: row.candidate.map(outcomes),
-            label: row.label,
-            path: row.path,
-        }
-    };
+    let mut rows = Vec::with_capacity(list.rows.len());
+    for row in list.rows {
+        rows.push(write_row(row, &list.snapshot));
+    }
     api::ListRuleActivityResponse {
-        rows: list.rows.into_iter().map(row).collect(),
-        total_rows: count(list.total_rows),
-        total_rules: count(list.total_rules),
-        all_rules: count(all_rules.len()),
+        rows,
+        total_rows: to_u32(list.total_rows),
+        total_rules: to_u32(list.total_rules),
+        all_rules: to_u32(list.snapshot.rules().rules().len()),
         instances: list.instances,
         has_candidate: list.snapshot.candidate().is_some(),
         ..Default::default()
     }
+}
+
+fn write_row(row: RuleRow, snapshot: &Snapshot) -> api::RuleRow {
+    let found = row.rule.and_then(|id| snapshot.rules().rules().get(id));
+    api::RuleRow {
+        depth: to_u32(row.depth),
+        rule: found.map(|found| rule(found, Some(snapshot))),
+        activity: Some(api::RuleActivity {
+            requested_rate: row.hits.requested_rate,
+            denied_rate: row.hits.denied_rate,
+            shadow_rate: row.hits.shadow_rate,
+            requested: row.hits.requested,
+            denied: row.hits.denied,
+            requested_per_minute: row.minutes.iter().map(|minute| minute.requested).collect(),
+            denied_per_minute: row.minutes.iter().map(|minute| minute.denied).collect(),
+            request_rate: row.hits.request_rate,
+            denied_request_rate: row.hits.denied_request_rate,
+            requests: row.hits.requests,
+            denied_requests: row.hits.denied_requests,
+            requests_per_minute: row.minutes.iter().map(|minute| minute.requests).collect(),
+            denied_requests_per_minute: row.minutes.iter().map(|minute| minute.denied_requests).collect(),
+        }),
+        entries: row.entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect(),
+        overrides: row.overrides,
+        candidate: row.candidate.map(outcomes),
+        label: row.label,
+        path: row.path,
+    }
+}
+
+/// Converts a number. Larger ones become the maximum.
+fn to_u32(count: usize) -> u32 {
+    u32::try_from(count).unwrap_or(u32::MAX)
 }
 
 #[cfg(test)]

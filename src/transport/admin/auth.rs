@@ -96,16 +96,21 @@ impl Authenticator {
     pub(super) fn new(settings: &Settings) -> Result<Arc<Self>, AdminServerError> {
         let first_version = settings.token_file.as_deref().and_then(FileVersion::of);
         let tokens = settings.token_file.as_deref().map(read).transpose()?.unwrap_or_default();
-        let with_role =
-            |names: &[String], role| -> Vec<(String, Role)> { names.iter().map(|name| (name.clone(), role)).collect() };
+        let mut certified = Vec::new();
         // The names in `operate` come first, so a name in both lists has the role `Operate`.
-        let named = [with_role(&settings.operate, Role::Operate), with_role(&settings.read, Role::Read)].concat();
-        let certified = named.into_iter().map(|(name, role)| {
-            let server_name = ServerName::try_from(name.clone()).map_err(|_| AdminServerError::Name(name.clone()))?;
-            Ok((server_name, Caller { name, role }))
-        });
-        let (file, certified) = (settings.token_file.clone(), certified.collect::<Result<_, AdminServerError>>()?);
-        Ok(Arc::new(Self { file, first_version, tokens: ArcSwap::from_pointee(tokens), certified }))
+        for (names, role) in [(&settings.operate, Role::Operate), (&settings.read, Role::Read)] {
+            for name in names {
+                let server_name =
+                    ServerName::try_from(name.clone()).map_err(|_| AdminServerError::Name(name.clone()))?;
+                certified.push((server_name, Caller { name: name.clone(), role }));
+            }
+        }
+        Ok(Arc::new(Self {
+            file: settings.token_file.clone(),
+            first_version,
+            tokens: ArcSwap::from_pointee(tokens),
+            certified,
+        }))
     }
 
     /// Polls the token file and reloads it when it changes. Returns only if there is no token file.
@@ -152,8 +157,12 @@ impl Authenticator {
     /// Returns the caller with this certificate, which the TLS handshake has verified.
     pub(super) fn by_certificate(&self, certificate: &CertificateDer<'_>) -> Option<Caller> {
         let certificate = EndEntityCert::try_from(certificate).ok()?;
-        let has_name = |name: &ServerName<'_>| certificate.verify_is_valid_for_subject_name(name).is_ok();
-        self.certified.iter().find(|(name, _)| has_name(name)).map(|(_, caller)| caller.clone())
+        for (name, caller) in &self.certified {
+            if certificate.verify_is_valid_for_subject_name(name).is_ok() {
+                return Some(caller.clone());
+            }
+        }
+        None
     }
 }
 

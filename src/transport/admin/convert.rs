@@ -9,7 +9,7 @@ use tonic::Status;
 use crate::{
     engine::{
         self, CounterPart, CounterState, Micros, Outcomes, Snapshot,
-        overrides::{KnownNames, Mode, Origin, RuleSetSlot, Scope, Target},
+        overrides::{KnownNames, Origin, RuleSetSlot, Scope, Target},
     },
     rules::{self, CustomLimit, SourceFile},
     service::{
@@ -23,7 +23,6 @@ use crate::{
 /// Converts a target. Rejects sets of rules, which have their own methods.
 pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status> {
     use api::{scope::Scope as ScopeKind, target::Target as TargetKind};
-    let missing = |part: &str| Status::invalid_argument(format!("a target needs {part}"));
     let target = target.and_then(|target| target.target).ok_or_else(|| missing("a limit, a plan or a switch"))?;
     let target = match target {
         TargetKind::Limit(api::Descriptor { domain, entries }) => {
@@ -47,6 +46,11 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
         }
     };
     Ok(target.with_bounded_values())
+}
+
+/// Returns the error for a target without a required part.
+fn missing(part: &str) -> Status {
+    Status::invalid_argument(format!("a target needs {part}"))
 }
 
 pub(super) fn write_target(target: &Target) -> api::Target {
@@ -91,8 +95,10 @@ pub(super) fn read_change(request: api::ChangeRequest) -> Result<ChangeRequest, 
 }
 
 fn read_time(time: &Timestamp) -> Result<Micros, Status> {
-    let seconds = u64::try_from(time.seconds).ok().filter(|_| (0..1_000_000_000).contains(&time.nanos));
-    let seconds = seconds.ok_or_else(|| Status::invalid_argument("until must be a time after 1970"))?;
+    let seconds = match u64::try_from(time.seconds) {
+        Ok(seconds) if (0..1_000_000_000).contains(&time.nanos) => seconds,
+        _ => return Err(Status::invalid_argument("until must be a time after 1970")),
+    };
     let micros = seconds.saturating_mul(1_000_000).saturating_add(u64::from(time.nanos.unsigned_abs()) / 1_000);
     Ok(Micros::new(micros))
 }
@@ -108,7 +114,7 @@ pub(super) fn write_override(entry: &engine::Override, origin: Origin) -> api::O
         until: entry.until.map(time),
         author: entry.author.to_string(),
         reason: entry.reason.to_string(),
-        at: (entry.at > Micros::ZERO).then(|| time(entry.at)),
+        at: if entry.at > Micros::ZERO { Some(time(entry.at)) } else { None },
         version: entry.version,
         origin: match origin {
             Origin::Store => api::Origin::Store,
@@ -135,38 +141,57 @@ pub(super) fn write_checked_override(
 pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> api::Counter {
     let CounterState { limit, counter, decision, at, .. } = state;
     let node = store.server_of(counter.key.as_bytes(), counter.per_second);
-    let part =
-        |part: CounterPart| api::CounterPart { from_us: part.from.get(), until_us: part.until.get(), hits: part.hits };
-    let forecast = |(after, remaining): (Micros, u64)| api::Forecast { after_us: after.get(), remaining };
+    let retry_after = if decision.allowed { None } else { decision.retry_after };
+    let mut forecast = Vec::new();
+    for (after, remaining) in state.forecast() {
+        forecast.push(api::Forecast { after_us: after.get(), remaining });
+    }
     api::Counter {
         limit: limit.to_string(),
         key: format!("{prefix}{}", counter.key),
-        node: node.map_or_else(String::new, |node| node.to_string()),
+        node: node.map(|node| node.to_string()).unwrap_or_default(),
         used: decision.used,
         remaining: decision.remaining,
         reset_us: decision.reset.get(),
-        retry_after_us: decision.retry_after.filter(|_| !decision.allowed).map(Micros::get),
+        retry_after_us: retry_after.map(Micros::get),
         algorithm: limit.algorithm().name().to_owned(),
         hash_slot: store.hash_slot_of(counter.key.as_bytes(), counter.per_second).map(u32::from),
         at: Some(time(*at)),
-        parts: state.parts().into_iter().map(part).collect(),
-        forecast: state.forecast().into_iter().map(forecast).collect(),
+        parts: state.parts().into_iter().map(write_part).collect(),
+        forecast,
         quotas: state.quotas.map(|(callers, millionths)| api::Quotas { callers, share: millionths as f64 / 1e6 }),
     }
 }
 
+fn write_part(part: CounterPart) -> api::CounterPart {
+    api::CounterPart { from_us: part.from.get(), until_us: part.until.get(), hits: part.hits }
+}
+
 /// Converts a rule with the mode of the switch that applies to it in `snapshot`.
 pub(super) fn rule(rule: &rules::Rule, snapshot: Option<&Snapshot>) -> api::Rule {
-    let (domain, levels) = rule.labels.split_first().map_or(("", [].as_slice()), |(domain, levels)| (domain, levels));
-    let switch = snapshot.and_then(|snapshot| snapshot.modes().mode_of(domain, Some(rule)));
-    let algorithm = rule.limit.as_ref().map_or("", |limit| limit.algorithm().name());
+    let (domain, levels) = match rule.labels.split_first() {
+        Some((domain, levels)) => (&**domain, levels),
+        None => ("", [].as_slice()),
+    };
+    let name = match rule.name.as_deref() {
+        Some(name) => name.to_owned(),
+        None => levels.join("."),
+    };
+    let (limit, algorithm) = match &rule.limit {
+        Some(limit) => (limit.to_string(), limit.algorithm().name()),
+        None => ("unlimited".to_owned(), ""),
+    };
+    let switch = match snapshot.and_then(|snapshot| snapshot.modes().mode_of(domain, Some(rule))) {
+        Some(mode) => mode.name(),
+        None => "",
+    };
     api::Rule {
         domain: domain.to_owned(),
-        name: rule.name.as_deref().map_or_else(|| levels.join("."), str::to_owned),
-        limit: rule.limit.as_ref().map_or_else(|| "unlimited".to_owned(), ToString::to_string),
+        name,
+        limit,
         file: rule.file.to_string(),
         line: u32::try_from(rule.location.line).unwrap_or(u32::MAX),
-        switch: switch.map_or("", Mode::name).to_owned(),
+        switch: switch.to_owned(),
         shadow_mode: rule.shadow_mode,
         algorithm: algorithm.to_owned(),
         consistency: rule.consistency.name().to_owned(),

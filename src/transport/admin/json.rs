@@ -80,16 +80,24 @@ fn find_method(caller: &Caller, name: &str) -> Result<MethodDescriptor, Status> 
 
 async fn read_body(caller: &Caller, mut request: extract::Request) -> Result<Bytes, Box<Response>> {
     let max = if caller.role < Role::Read { MAX_PUBLIC_BODY_BYTES } else { MAX_MESSAGE_BYTES };
-    let rejected = |code: StatusCode, text: String| Box::new(error_response(code, &Status::invalid_argument(text)));
-    let too_large = || rejected(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {max} bytes"));
     if request.body().size_hint().lower() > max as u64 {
-        return Err(too_large());
+        return Err(reject_size(max));
     }
     DefaultBodyLimit::max(max).apply(&mut request);
     Bytes::from_request(request, &()).await.map_err(|rejection| match rejection.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => too_large(),
-        code => rejected(code, rejection.body_text()),
+        StatusCode::PAYLOAD_TOO_LARGE => reject_size(max),
+        code => reject_body(code, rejection.body_text()),
     })
+}
+
+/// Returns the response to a call with a body of more than `max` bytes.
+fn reject_size(max: usize) -> Box<Response> {
+    reject_body(StatusCode::PAYLOAD_TOO_LARGE, format!("the body is larger than {max} bytes"))
+}
+
+/// Returns the response to a call with a body that cannot be read.
+fn reject_body(code: StatusCode, reason: String) -> Box<Response> {
+    Box::new(error_response(code, &Status::invalid_argument(reason)))
 }
 
 /// Calls the gRPC method in this process and returns its response as JSON.

@@ -159,12 +159,7 @@ impl Server {
         let Self { http, authenticator } = self;
         tokio::spawn(Arc::clone(&authenticator).follow());
         let router = router(&api, &authenticator).merge(pages);
-        let router_of = move |connection: &Connection<'_>| {
-            let certificate = connection.certificate;
-            let certified = certificate.and_then(|certificate| authenticator.by_certificate(certificate));
-            router.clone().layer(axum::Extension(CertificateCaller(certified)))
-        };
-        http.run(router_of, stopping).await;
+        http.run(move |connection| router_for(connection, &router, &authenticator), stopping).await;
     }
 }
 
@@ -221,6 +216,13 @@ impl Api {
 #[derive(Clone)]
 struct CertificateCaller(Option<Caller>);
 
+/// Returns the routes for a connection, with the caller of its certificate.
+fn router_for(connection: &Connection<'_>, router: &Router, authenticator: &Authenticator) -> Router {
+    let certificate = connection.certificate;
+    let certified = certificate.and_then(|certificate| authenticator.by_certificate(certificate));
+    router.clone().layer(axum::Extension(CertificateCaller(certified)))
+}
+
 fn router(api: &Api, authenticator: &Arc<Authenticator>) -> Router {
     let service = Arc::clone(&api.service);
     let grpc = AdminServiceServer::from_arc(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
@@ -239,7 +241,7 @@ fn router(api: &Api, authenticator: &Arc<Authenticator>) -> Router {
 /// Returns the token of the header `authorization: Bearer TOKEN`.
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
-    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+    if scheme.eq_ignore_ascii_case("bearer") { Some(token.trim()) } else { None }
 }
 
 /// Rejects requests without a known caller, and gRPC calls of callers without the role of the method. Calls as JSON
@@ -259,7 +261,8 @@ async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut reque
         return error_response(StatusCode::UNAUTHORIZED, &status, is_grpc);
     };
     let method = request.uri().path().strip_prefix(GRPC_PREFIX);
-    if let Some(method) = method.filter(|_| is_grpc)
+    if is_grpc
+        && let Some(method) = method
         && let Err(status) = roles::authorize(&caller, method)
     {
         return status.into_http();

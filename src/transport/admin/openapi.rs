@@ -12,8 +12,10 @@ use serde_json::{Value, json};
 use super::json::SERVICE;
 
 /// The description as JSON. Empty if the service has no descriptor.
-static DESCRIPTION: LazyLock<String> =
-    LazyLock::new(|| SERVICE.as_ref().map_or_else(String::new, |service| write(service).to_string()));
+static DESCRIPTION: LazyLock<String> = LazyLock::new(|| match &*SERVICE {
+    Some(service) => write(service).to_string(),
+    None => String::new(),
+});
 
 pub(super) async fn describe() -> Response {
     ([(CONTENT_TYPE, "application/json")], DESCRIPTION.as_str()).into_response()
@@ -26,15 +28,14 @@ fn write(service: &ServiceDescriptor) -> Value {
         let comment = comment(&method.parent_file(), method.path());
         add(&method.input(), &mut schemas);
         add(&method.output(), &mut schemas);
-        let content =
-            |message: &MessageDescriptor| json!({ "application/json": { "schema": reference(message.name()) } });
         let error = json!({
             "description": "The call failed",
             "content": { "application/json": { "schema": reference("Error") } },
         });
-        let output = match method.is_server_streaming() {
-            true => json!({ "text/event-stream": { "itemSchema": reference(method.output().name()) } }),
-            false => content(&method.output()),
+        let output = if method.is_server_streaming() {
+            json!({ "text/event-stream": { "itemSchema": reference(method.output().name()) } })
+        } else {
+            content(&method.output())
         };
         let operation = json!({
             "operationId": method.name(),
@@ -66,6 +67,11 @@ fn write(service: &ServiceDescriptor) -> Value {
             "schemas": schemas,
         },
     })
+}
+
+/// Returns the content of a body with one message.
+fn content(message: &MessageDescriptor) -> Value {
+    json!({ "application/json": { "schema": reference(message.name()) } })
 }
 
 fn reference(name: &str) -> Value {

@@ -1,6 +1,7 @@
 //! [`Service`]: the methods of `sluicegate.admin.v1.AdminService`.
 
 use std::{
+    cmp::Reverse,
     collections::BinaryHeap,
     sync::Arc,
     time::{Duration, Instant},
@@ -23,14 +24,14 @@ use super::{
 };
 use crate::{
     engine::{
-        Estimate, OverrideKind, RankBy, Snapshot, StoreError, TopEntities, TopEntity, bound_hits,
+        Estimate, RankBy, Snapshot, StoreError, TopEntities, TopEntity, bound_hits,
         overrides::{KnownNames, Origin, Scope, Target},
     },
     rules::Entry,
     service::{
         Admin,
         activity::TopQuery,
-        admin::{AdminError, EntityUsage},
+        admin::AdminError,
         overrides::{AppliedChange, ChangeInfo},
         search::{FoundEntity, SearchedValue},
     },
@@ -81,15 +82,14 @@ impl Service {
         caller: &Caller,
         build: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Status> {
-        let unavailable = || Status::unavailable("the service is shutting down");
         let building = Arc::clone(&self.building[usize::from(!caller.name.is_empty())]);
-        let permit = building.acquire_owned().await.map_err(|_| unavailable())?;
-        let build = move || {
+        let permit = building.acquire_owned().await.map_err(|_| shutting_down())?;
+        let built = tokio::task::spawn_blocking(move || {
             // Also if the caller has disconnected.
             let _permit = permit;
             build()
-        };
-        tokio::task::spawn_blocking(build).await.map_err(|_| unavailable())
+        });
+        built.await.map_err(|_| shutting_down())
     }
 
     /// Returns the author and reason of a change.
@@ -103,7 +103,7 @@ impl Service {
         self.admin.engine.store.key_prefix()
     }
 
-    /// Returns the switches of all origins.
+    /// Returns the switches of every origin.
     fn all_switches(&self) -> Vec<api::Override> {
         let snapshot = self.admin.reloader.rules().load();
         let mut names = KnownNames::new(snapshot.rules());
@@ -154,31 +154,8 @@ impl AdminService for Service {
         let snapshot = self.admin.reloader.rules().load_full();
         let [limits, plans, switches] = snapshot.overrides().counts().map(|count| count as u64);
         // With a million overrides this takes long.
-        let listed = self.build(&caller, move || {
-            let matches =
-                |name: &str| name.starts_with(&prefix) && (page_token.is_empty() || name > page_token.as_str());
-            let all = snapshot.overrides();
-            let store_switches = all.switches(Origin::Store).map(|switch| switch.target.to_string());
-            let mut first = BinaryHeap::new();
-            for name in all.targets().map(str::to_owned).chain(store_switches).filter(|name| matches(name)) {
-                first.push(name);
-                if first.len() > size + 1 {
-                    first.pop();
-                }
-            }
-            let mut names = first.into_sorted_vec();
-            let more = names.len() > size;
-            names.truncate(size);
-            let next = names.last().filter(|_| more).cloned().unwrap_or_default();
-            let get = |name: &String| all.get(&Target::parse(name).ok()?);
-            let mut known = KnownNames::new(snapshot.rules());
-            let mut listed = Vec::new();
-            for entry in names.iter().filter_map(get) {
-                listed.push(write_checked_override(&entry, Origin::Store, &mut known));
-            }
-            (listed, next)
-        });
-        let (overrides, next_page_token) = listed.await?;
+        let page = self.build(&caller, move || list_page(&snapshot, &prefix, &page_token, size));
+        let OverridePage { overrides, next_page_token } = page.await?;
         let version = self.admin.overrides.status().version;
         let response = api::ListOverridesResponse { overrides, next_page_token, version, limits, plans, switches };
         Ok(Response::new(response))
@@ -192,14 +169,17 @@ impl AdminService for Service {
         let before = if before_version == 0 { u64::MAX } else { before_version };
         let changes =
             self.admin.overrides.audit_log(before, page(page_size, 50)).await.map_err(|error| unavailable(&error))?;
-        let audit_entry = |applied: AppliedChange| api::AuditEntry {
-            version: applied.version,
-            author: applied.info.author.clone(),
-            reason: applied.info.reason.clone(),
-            at: Some(time(crate::engine::Micros::new(applied.info.at))),
-            changes: override_changes(applied, Origin::Store),
-        };
-        Ok(Response::new(api::ListAuditLogResponse { entries: changes.into_iter().map(audit_entry).collect() }))
+        let mut entries = Vec::with_capacity(changes.len());
+        for applied in changes {
+            entries.push(api::AuditEntry {
+                version: applied.version,
+                author: applied.info.author.clone(),
+                reason: applied.info.reason.clone(),
+                at: Some(time(crate::engine::Micros::new(applied.info.at))),
+                changes: override_changes(applied, Origin::Store),
+            });
+        }
+        Ok(Response::new(api::ListAuditLogResponse { entries }))
     }
 
     async fn inspect(&self, request: Request<api::InspectRequest>) -> MethodResult<api::InspectResponse> {
@@ -217,13 +197,17 @@ impl AdminService for Service {
         let target = Target::Limit { domain, entries: pairs };
         let query = TopQuery { max_entities: 1, period: TopEntities::MAX_PERIOD, ..TopQuery::default() };
         let (denied, _) = self.admin.activity.top(&query, |ranked, _| *ranked == target);
+        let decided_by = match inspection.override_kind {
+            Some(kind) => kind.name(),
+            None => "rule",
+        };
         Ok(Response::new(api::InspectResponse {
             match_steps: inspection.match_steps,
             rule: matched.map(|matched| rule(matched, Some(&snapshot))),
             overrides,
             counter: inspection.counter.map(|state| counter(&state, &self.admin.engine.store, self.prefix())),
             allowed: inspection.allowed,
-            decided_by: inspection.override_kind.map_or("rule", OverrideKind::name).to_owned(),
+            decided_by: decided_by.to_owned(),
             denied_since: denied.top.first().map(|ranked| time(ranked.since)),
             max_hits: inspection.max_hits,
         }))
@@ -257,13 +241,18 @@ impl AdminService for Service {
     async fn list_rules(&self, request: Request<api::ListRulesRequest>) -> MethodResult<api::ListRulesResponse> {
         let caller = caller(&request)?;
         let domain = request.into_inner().domain;
-        let (status, snapshot) = (self.admin.reloader.status(), self.admin.reloader.rules().load_full());
-        let list = move || {
-            let matches = |rule: &&crate::rules::Rule| domain.is_empty() || *rule.labels[0] == *domain;
-            let rules = snapshot.rules().rules().iter().filter(matches);
-            rules.map(|listed| rule(listed, Some(&snapshot))).collect()
-        };
-        let rules = self.build(&caller, list).await?;
+        let status = self.admin.reloader.status();
+        let snapshot = self.admin.reloader.rules().load_full();
+        let rules = self.build(&caller, move || {
+            let mut rules = Vec::new();
+            for listed in snapshot.rules().rules() {
+                if domain.is_empty() || *listed.labels[0] == *domain {
+                    rules.push(rule(listed, Some(&snapshot)));
+                }
+            }
+            rules
+        });
+        let rules = rules.await?;
         let last_error = status.last_error.unwrap_or_default();
         Ok(Response::new(api::ListRulesResponse { loaded_at: status.loaded_at.map(time), last_error, rules }))
     }
@@ -281,19 +270,18 @@ impl AdminService for Service {
         };
         let snapshot = self.admin.reloader.rules().load_full();
         let filter = RuleFilter::new(snapshot.rules(), &rule);
-        let matches = |target: &Target, ranked_rule: &str| match target {
-            Target::Limit { domain: ranked_domain, .. } => {
-                (domain.is_empty() || domain == *ranked_domain) && filter.matches(ranked_domain, ranked_rule)
-            }
-            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
-        };
         let period = match period_seconds {
             0 => TopEntities::DEFAULT_PERIOD,
             seconds => Duration::from_secs(seconds.into()),
         };
         let query = TopQuery { rank_by, max_entities: page(max_results, 20), period, all_instances };
         let activity = &self.admin.activity;
-        let (ranking, instances) = activity.top(&query, matches);
+        let (ranking, instances) = activity.top(&query, |target, ranked_rule| match target {
+            Target::Limit { domain: ranked_domain, .. } => {
+                (domain.is_empty() || domain == *ranked_domain) && filter.matches(ranked_domain, ranked_rule)
+            }
+            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
+        });
         let mut unmatched = if rule.is_empty() { activity.unmatched(all_instances) } else { Vec::new() };
         unmatched.retain(|group| domain.is_empty() || group.domain == domain);
         Ok(Response::new(api::ListTopEntitiesResponse {
@@ -315,7 +303,8 @@ impl AdminService for Service {
         if value.is_empty() {
             return Err(Status::invalid_argument("value must not be empty"));
         }
-        let (admin, searched) = (self.admin.clone(), SearchedValue::new(&value, prefix));
+        let admin = self.admin.clone();
+        let searched = SearchedValue::new(&value, prefix);
         let candidates = self.build(&caller, move || admin.candidates_for(&searched)).await?;
         let found = self.admin.find_entities(candidates).await;
         let snapshot = self.admin.reloader.rules().load_full();
@@ -328,7 +317,8 @@ impl AdminService for Service {
         let mut switches = self.all_switches();
         if caller(&request)?.role < Role::Read {
             for switch in &mut switches {
-                (switch.author, switch.reason) = (String::new(), String::new());
+                switch.author.clear();
+                switch.reason.clear();
             }
         }
         let status = self.admin.overrides.status();
@@ -392,33 +382,43 @@ impl AdminService for Service {
             return Ok(Response::new(api::GetCandidateResponse { error, ..Default::default() }));
         };
         let rules = candidate.rules();
-        let rule_of = |id: usize| rules.rules().rules().get(id).map(|matched| rule(matched, None));
-        let requested = candidate.outcomes().enumerate().filter(|(_, outcomes)| outcomes.requested > 0);
-        let mut rule_outcomes: Vec<_> = requested
-            .map(|(id, counts)| api::RuleOutcomes { rule: rule_of(id), outcomes: Some(outcomes(counts)) })
-            .collect();
-        let changes = |rule: &api::RuleOutcomes| {
-            rule.outcomes.map_or(0, |outcomes| outcomes.newly_denied + outcomes.newly_allowed)
-        };
-        rule_outcomes.sort_by_key(|rule| std::cmp::Reverse(changes(rule)));
-        let minute =
-            |(minute, counts)| api::MinuteOutcomes { minute: Some(time(minute)), outcomes: Some(outcomes(counts)) };
-        let (period, now) = (TopEntities::MAX_PERIOD, self.admin.clock.now());
-        let newly_denied = candidate.newly_denied.ranking(RankBy::Denied, 20, period, now, |_, _| true);
-        let first = candidate.first_newly_denied().into_iter().map(|denied| TopEntity {
-            target: denied.target,
-            rule: denied.rule,
-            requests: Estimate::default(),
-            hits: Estimate::default(),
-            since: denied.at,
-        });
+        let mut rule_outcomes = Vec::new();
+        for (id, counts) in candidate.outcomes().enumerate() {
+            if counts.requested == 0 {
+                continue;
+            }
+            let matched = rules.rules().rules().get(id);
+            rule_outcomes.push(api::RuleOutcomes {
+                rule: matched.map(|matched| rule(matched, None)),
+                outcomes: Some(outcomes(counts)),
+            });
+        }
+        rule_outcomes.sort_by_key(|rule| Reverse(changed_hits(rule)));
+        let mut minutes = Vec::new();
+        for (minute, counts) in candidate.minutes() {
+            minutes.push(api::MinuteOutcomes { minute: Some(time(minute)), outcomes: Some(outcomes(counts)) });
+        }
+        let now = self.admin.clock.now();
+        let newly_denied =
+            candidate.newly_denied.ranking(RankBy::Denied, 20, TopEntities::MAX_PERIOD, now, |_, _| true);
+        let mut first_newly_denied = Vec::new();
+        for denied in candidate.first_newly_denied() {
+            let entity = TopEntity {
+                target: denied.target,
+                rule: denied.rule,
+                requests: Estimate::default(),
+                hits: Estimate::default(),
+                since: denied.at,
+            };
+            first_newly_denied.extend(top_entity(entity, &rules));
+        }
         Ok(Response::new(api::GetCandidateResponse {
             active: true,
             since: Some(time(candidate.since())),
             share: candidate.share(),
             rules: rule_outcomes,
-            minutes: candidate.minutes().into_iter().map(minute).collect(),
-            first_newly_denied: first.filter_map(|ranked| top_entity(ranked, &rules)).collect(),
+            minutes,
+            first_newly_denied,
             most_newly_denied: newly_denied.top.into_iter().filter_map(|ranked| top_entity(ranked, &rules)).collect(),
             skipped_requests: candidate.skipped(),
             error,
@@ -481,14 +481,17 @@ impl AdminService for Service {
         for usage in &usages {
             by_share[((usage.share() * 10.0) as usize).min(10)] += 1;
         }
-        let entity = |usage: &EntityUsage| api::EntityUsage {
-            descriptor: Some(descriptor(usage.domain.clone(), usage.entries.clone())),
-            used: usage.used,
-            limit: usage.limit,
-        };
+        let mut entities = Vec::new();
+        for usage in usages.iter().take(MAX_LISTED_USAGES) {
+            entities.push(api::EntityUsage {
+                descriptor: Some(descriptor(usage.domain.clone(), usage.entries.clone())),
+                used: usage.used,
+                limit: usage.limit,
+            });
+        }
         Ok(Response::new(api::GetRuleUsageResponse {
             entities_by_share: by_share,
-            entities: usages.iter().take(MAX_LISTED_USAGES).map(entity).collect(),
+            entities,
             read_entities: u32::try_from(usages.len()).unwrap_or(u32::MAX),
             failed_entities: u32::try_from(failed).unwrap_or(u32::MAX),
         }))
@@ -499,10 +502,10 @@ impl AdminService for Service {
         request: Request<api::ReadDescriptorsRequest>,
     ) -> MethodResult<api::ReadDescriptorsResponse> {
         let api::ReadDescriptorsRequest { text, mapping } = request.into_inner();
-        let invalid = |error: &dyn std::error::Error| Status::invalid_argument(crate::metrics::chain(error));
-        let mapping = match mapping.trim().is_empty() {
-            true => None,
-            false => Some(Mapping::read(&mapping).map_err(|error| invalid(&error))?),
+        let mapping = if mapping.trim().is_empty() {
+            None
+        } else {
+            Some(Mapping::read(&mapping).map_err(|error| invalid(&error))?)
         };
         let descriptors = traffic::text::read(&text, mapping.as_ref()).map_err(|error| invalid(&error))?;
         let descriptors = descriptors.into_iter().map(|(domain, entries)| descriptor(domain, entries)).collect();
@@ -517,6 +520,55 @@ impl AdminService for Service {
     }
 }
 
+/// A page of overrides, ordered by name.
+struct OverridePage {
+    overrides: Vec<api::Override>,
+    /// Name of the last override on the page; empty if no others follow.
+    next_page_token: String,
+}
+
+/// Returns the first `size` overrides with names that begin with `prefix` and follow `page_token`.
+fn list_page(snapshot: &Snapshot, prefix: &str, page_token: &str, size: usize) -> OverridePage {
+    let all = snapshot.overrides();
+    let store_switches = all.switches(Origin::Store).map(|switch| switch.target.to_string());
+    // The smallest names: those of the page, and one more if others follow.
+    let mut first = BinaryHeap::new();
+    for name in all.targets().map(str::to_owned).chain(store_switches) {
+        let is_on_previous_page = !page_token.is_empty() && name.as_str() <= page_token;
+        if is_on_previous_page || !name.starts_with(prefix) {
+            continue;
+        }
+        first.push(name);
+        if first.len() > size + 1 {
+            first.pop();
+        }
+    }
+    let mut names = first.into_sorted_vec();
+    let mut next_page_token = String::new();
+    if names.len() > size {
+        names.truncate(size);
+        next_page_token = names.last().cloned().unwrap_or_default();
+    }
+    let mut known = KnownNames::new(snapshot.rules());
+    let mut overrides = Vec::new();
+    for name in &names {
+        if let Ok(target) = Target::parse(name)
+            && let Some(entry) = all.get(&target)
+        {
+            overrides.push(write_checked_override(&entry, Origin::Store, &mut known));
+        }
+    }
+    OverridePage { overrides, next_page_token }
+}
+
+/// Returns the number of hits of a rule that the candidate rules decide differently.
+fn changed_hits(rule: &api::RuleOutcomes) -> u64 {
+    match rule.outcomes {
+        Some(outcomes) => outcomes.newly_denied + outcomes.newly_allowed,
+        None => 0,
+    }
+}
+
 /// Converts an entity with the path of its rule in `snapshot`.
 fn top_entity(ranked: TopEntity, snapshot: &Snapshot) -> Option<api::TopEntity> {
     let Target::Limit { domain, entries: pairs } = ranked.target else {
@@ -524,7 +576,7 @@ fn top_entity(ranked: TopEntity, snapshot: &Snapshot) -> Option<api::TopEntity> 
     };
     let rule = snapshot.rules().rule_for(&domain, &entries(&pairs));
     Some(api::TopEntity {
-        rule_path: rule.map_or_else(String::new, crate::rules::Rule::path),
+        rule_path: rule.map(crate::rules::Rule::path).unwrap_or_default(),
         descriptor: Some(descriptor(domain, pairs)),
         rule: ranked.rule.to_string(),
         hits: ranked.hits.count,
@@ -619,6 +671,14 @@ fn entries(pairs: &[(String, String)]) -> Vec<Entry<'_>> {
 /// Returns the page size: the requested size up to 1,000, or the default if it is 0.
 fn page(requested: u32, default: usize) -> usize {
     if requested == 0 { default } else { (requested as usize).min(1_000) }
+}
+
+fn shutting_down() -> Status {
+    Status::unavailable("the service is shutting down")
+}
+
+fn invalid(error: &dyn std::error::Error) -> Status {
+    Status::invalid_argument(crate::metrics::chain(error))
 }
 
 fn unavailable(error: &StoreError) -> Status {

@@ -9,6 +9,7 @@ use super::convert::{files, read_change, rule, time};
 use crate::{
     engine::Micros,
     replay::{Hits, RuleHits, Series},
+    rules::Rule,
     service::simulation::{Outcome, Simulation, SimulationError, Traffic},
 };
 
@@ -19,39 +20,26 @@ const MAX_ENTITIES: usize = 10;
 
 pub(super) fn read_simulation(request: api::SimulateRequest) -> Result<Simulation, Status> {
     let api::SimulateRequest { files: uploaded, changes, access_log, mapping } = request;
-    let traffic = match access_log.is_empty() {
-        true => Traffic::Recorded,
-        false => Traffic::AccessLog { log: access_log, mapping },
-    };
-    Ok(Simulation {
-        files: (!uploaded.is_empty()).then(|| files(uploaded)),
-        changes: changes.into_iter().map(read_change).collect::<Result<_, _>>()?,
-        traffic,
-    })
+    let traffic =
+        if access_log.is_empty() { Traffic::Recorded } else { Traffic::AccessLog { log: access_log, mapping } };
+    let files = if uploaded.is_empty() { None } else { Some(files(uploaded)) };
+    let changes = changes.into_iter().map(read_change).collect::<Result<_, _>>()?;
+    Ok(Simulation { files, changes, traffic })
 }
 
 pub(super) fn write_outcome(outcome: &Outcome) -> api::SimulateResponse {
     let Outcome { replay, invalid_lines, is_incomplete } = outcome;
     let snapshot = replay.rules();
     let mut rules: Vec<_> = replay.by_rule.iter().enumerate().filter(|(_, hits)| hits.hits.requested > 0).collect();
-    let changed = |hits: &RuleHits| hits.hits.newly_denied + hits.hits.newly_allowed;
-    rules.sort_by_key(|(_, hits)| Reverse((changed(hits), hits.hits.denied, hits.hits.requested)));
+    rules.sort_by_key(|(_, rule_hits)| {
+        let hits = rule_hits.hits;
+        Reverse((hits.newly_denied + hits.newly_allowed, hits.denied, hits.requested))
+    });
     rules.truncate(MAX_RULES);
-    let rule_hits = |(id, hits): (usize, &RuleHits)| api::SimulatedRule {
-        rule: snapshot.rules().rules().get(id).map(|found| rule(found, None)),
-        outcomes: Some(write_hits(hits.hits)),
-        entities: hits.entities.len() as u64,
-        entities_denied: hits.entities_denied() as u64,
-        most_denied: hits
-            .most_denied(MAX_ENTITIES)
-            .into_iter()
-            .map(|entity| api::SimulatedEntity {
-                name: entity.name.to_string(),
-                outcomes: Some(write_hits(entity.hits)),
-            })
-            .collect(),
-        series: Some(write_series(&hits.series)),
-    };
+    let mut simulated_rules = Vec::with_capacity(rules.len());
+    for (id, hits) in rules {
+        simulated_rules.push(write_rule(snapshot.rules().rules().get(id), hits));
+    }
     let [denied, denied_before] = replay.denied;
     api::SimulateResponse {
         requests: replay.requests,
@@ -59,9 +47,25 @@ pub(super) fn write_outcome(outcome: &Outcome) -> api::SimulateResponse {
         denied_before,
         unknown_before: replay.unknown,
         skipped: replay.skipped + invalid_lines,
-        rules: rules.into_iter().map(rule_hits).collect(),
+        rules: simulated_rules,
         series: Some(write_series(&replay.series)),
         incomplete: *is_incomplete,
+    }
+}
+
+fn write_rule(simulated: Option<&Rule>, hits: &RuleHits) -> api::SimulatedRule {
+    let mut most_denied = Vec::new();
+    for entity in hits.most_denied(MAX_ENTITIES) {
+        most_denied
+            .push(api::SimulatedEntity { name: entity.name.to_string(), outcomes: Some(write_hits(entity.hits)) });
+    }
+    api::SimulatedRule {
+        rule: simulated.map(|simulated| rule(simulated, None)),
+        outcomes: Some(write_hits(hits.hits)),
+        entities: hits.entities.len() as u64,
+        entities_denied: hits.entities_denied() as u64,
+        most_denied,
+        series: Some(write_series(&hits.series)),
     }
 }
 
@@ -71,12 +75,11 @@ fn write_hits(hits: Hits) -> api::Outcomes {
 }
 
 fn write_series(series: &Series) -> api::SimulatedSeries {
-    let column = |index: usize| series.sums.iter().map(|sums| sums[index]).collect();
     api::SimulatedSeries {
         start: series.start.map(|start| time(Micros::new(start))),
         step_ms: series.step / 1_000,
-        allowed: column(0),
-        denied: column(1),
+        allowed: series.sums.iter().map(|sums| sums[0]).collect(),
+        denied: series.sums.iter().map(|sums| sums[1]).collect(),
     }
 }
 
