@@ -16,42 +16,51 @@ const MAX_SUBSCRIBERS: usize = 32;
 /// Maximum number of networks.
 const MAX_NETWORKS: usize = 1_000;
 
-/// The subscribers of one network, with the time of their last pull.
-type Subscribers = Vec<(u64, Instant)>;
+/// An instance that pulls from this one.
+struct Subscriber {
+    id: u64,
+    /// Time of the last pull.
+    pulled_at: Instant,
+}
 
 /// The subscribers of each network.
 #[derive(Default)]
 pub(super) struct Callers {
-    networks: Mutex<HashMap<IpAddr, Subscribers, RandomState>>,
+    networks: Mutex<HashMap<IpAddr, Vec<Subscriber>, RandomState>>,
 }
 
 impl Callers {
     /// Records a pull. Returns the subscribers that are forgotten to make room for this one.
-    pub(super) fn record(&self, caller: IpAddr, subscriber: u64) -> Vec<u64> {
+    pub(super) fn record(&self, caller: IpAddr, id: u64) -> Vec<u64> {
         let now = Instant::now();
         let network = network_of(caller);
         let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
         let mut forgotten = Vec::new();
         if !networks.contains_key(&network) && networks.len() >= MAX_NETWORKS {
-            let latest = |subscribers: &Subscribers| subscribers.iter().map(|(_, at)| *at).max();
-            let oldest = networks.iter().min_by_key(|(_, subscribers)| latest(subscribers)).map(|(oldest, _)| *oldest);
+            let oldest = networks.iter().min_by_key(|(_, subscribers)| last_pull(subscribers));
+            let oldest = oldest.map(|(network, _)| *network);
             if let Some(removed) = oldest.and_then(|oldest| networks.remove(&oldest)) {
-                forgotten.extend(removed.into_iter().map(|(subscriber, _)| subscriber));
+                forgotten.extend(removed.iter().map(|subscriber| subscriber.id));
             }
         }
         let subscribers = networks.entry(network).or_default();
-        if let Some((_, pulled_at)) = subscribers.iter_mut().find(|(known, _)| *known == subscriber) {
-            *pulled_at = now;
+        if let Some(known) = subscribers.iter_mut().find(|known| known.id == id) {
+            known.pulled_at = now;
             return forgotten;
         }
         if subscribers.len() >= MAX_SUBSCRIBERS
-            && let Some(oldest) = (0..subscribers.len()).min_by_key(|index| subscribers[*index].1)
+            && let Some(oldest) = (0..subscribers.len()).min_by_key(|index| subscribers[*index].pulled_at)
         {
-            forgotten.push(subscribers.swap_remove(oldest).0);
+            forgotten.push(subscribers.swap_remove(oldest).id);
         }
-        subscribers.push((subscriber, now));
+        subscribers.push(Subscriber { id, pulled_at: now });
         forgotten
     }
+}
+
+/// Returns the time of the last pull from one network.
+fn last_pull(subscribers: &[Subscriber]) -> Option<Instant> {
+    subscribers.iter().map(|subscriber| subscriber.pulled_at).max()
 }
 
 #[cfg(test)]

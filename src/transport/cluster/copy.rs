@@ -43,7 +43,7 @@ impl Follower {
         if let Ok(received) = timeout_at(Instant::now() + COPY_TIMEOUT, receiving).await {
             received?;
         }
-        let (peers, now) = (&self.context.peers, self.context.clock.now());
+        let now = self.context.clock.now();
         let Copied { mut positions, counters, is_same_clock, is_complete } = copied;
         if !is_complete {
             self.incomplete_copies += 1;
@@ -54,7 +54,7 @@ impl Follower {
             positions.retain(|(epoch, _)| *epoch == origin);
             tracing::warn!(peer = %self.address, counters, "the copy of a peer's counters is incomplete after 10 s");
         }
-        peers.continue_from(origin, &positions, now);
+        self.context.peers.continue_from(origin, &positions, now);
         if is_same_clock {
             tracing::info!(peer = %self.address, counters, "counters copied from a peer");
         } else {
@@ -67,7 +67,8 @@ impl Follower {
     }
 
     async fn receive_copy(&self, calls: &mut Calls, copied: &mut Copied) -> Result<(), FollowError> {
-        let (peers, clock) = (&self.context.peers, &self.context.clock);
+        let peers = &self.context.peers;
+        let clock = &self.context.clock;
         let mut pages = calls.copy(proto::CopyRequest { protocol: PROTOCOL }).await?;
         let mut pages_received = 0;
         while let Some(page) = pages.next().await? {

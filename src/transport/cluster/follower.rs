@@ -1,12 +1,6 @@
 //! [`Follower`]: pulls the increments of the instance at one address and applies them.
 
-use std::{
-    io,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use sluicegate_deadline::within;
 use sluicegate_files as files;
@@ -18,7 +12,7 @@ use tokio::{
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
 use super::{
-    PROTOCOL, Phase, activity,
+    PROTOCOL, Phase, TlsSettings, activity,
     calls::Calls,
     context::Context,
     error::FollowError,
@@ -204,7 +198,8 @@ impl Follower {
     async fn exchange_hits(&mut self, calls: &mut Calls, link: &mut OverridesLink) -> Result<Ended, FollowError> {
         let context = Arc::clone(&self.context);
         let mut leaving = context.leaving.subscribe();
-        let (mut origin, mut overrides_position) = (0, 0);
+        let mut origin = 0;
+        let mut overrides_position = 0;
         loop {
             let mut pace = Pace::start();
             let response = tokio::select! {
@@ -269,7 +264,8 @@ impl Follower {
             return Ok(());
         }
         let _decoding = context.decoding.lock().await;
-        let (peers, clock) = (Arc::clone(&context.peers), context.clock.clone());
+        let peers = Arc::clone(&context.peers);
+        let clock = context.clock.clone();
         let applying = tokio::task::spawn_blocking(move || {
             let batch = message::decode(&response)?;
             peers.apply(&batch, clock.now());
@@ -325,22 +321,37 @@ impl Follower {
             .initial_connection_window_size(WINDOW_BYTES)
             .tcp_nodelay(true);
         if let Some(settings) = &self.context.tls {
-            let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &Option<PathBuf>| {
-                let path = path.clone().unwrap_or_default();
-                read(&path).map_err(|source| FollowError::File { path, source })
-            };
-            let certificates = read(files::read_certificates, &settings.cert_file)?;
-            let identity = Identity::from_pem(certificates, read(files::read_key, &settings.key_file)?);
-            // An instance that DNS does not contain yet is expected to have the name of the others.
-            let host = || self.context.members.host(self.address).or_else(|| self.context.default_host.clone());
-            let name = settings.server_name.clone().or_else(host);
+            let certificates = read_file(files::read_certificates, settings.cert_file.as_deref())?;
+            let key = read_file(files::read_key, settings.key_file.as_deref())?;
+            let authorities = read_file(files::read_authorities, settings.ca_file.as_deref())?;
             let tls = ClientTlsConfig::new()
-                .ca_certificate(Certificate::from_pem(read(files::read_authorities, &settings.ca_file)?))
-                .identity(identity)
-                .domain_name(name.unwrap_or_else(|| self.address.ip().to_string()));
+                .ca_certificate(Certificate::from_pem(authorities))
+                .identity(Identity::from_pem(certificates, key))
+                .domain_name(self.server_name(settings));
             endpoint = endpoint.tls_config(tls)?;
         }
         let channel = within(CONNECT_TIMEOUT, endpoint.connect()).await;
         Ok(channel.map_err(|_| FollowError::Timeout(CONNECT_TIMEOUT))??)
     }
+
+    /// Returns the name that the certificate of the instance must have.
+    fn server_name(&self, settings: &TlsSettings) -> String {
+        if let Some(name) = &settings.server_name {
+            return name.clone();
+        }
+        if let Some(host) = self.context.members.host(self.address) {
+            return host;
+        }
+        // An instance that DNS does not contain yet is expected to have the name of the others.
+        if let Some(host) = &self.context.default_host {
+            return host.clone();
+        }
+        self.address.ip().to_string()
+    }
+}
+
+/// Reads a file of the TLS settings.
+fn read_file(read: fn(&Path) -> io::Result<Vec<u8>>, path: Option<&Path>) -> Result<Vec<u8>, FollowError> {
+    let path = path.unwrap_or(Path::new(""));
+    read(path).map_err(|source| FollowError::File { path: path.to_owned(), source })
 }

@@ -190,7 +190,10 @@ impl Members {
 
     /// Returns the state of an address.
     pub(super) fn state(&self, address: SocketAddr) -> MemberState {
-        self.lock().get(&address).map_or(MemberState::New, |member| member.state)
+        match self.lock().get(&address) {
+            Some(member) => member.state,
+            None => MemberState::New,
+        }
     }
 
     /// Waits until every address of the settings has responded or failed. Addresses that only calls have named are not
@@ -252,6 +255,11 @@ impl Member {
         self.excluded_until.is_some_and(|until| until > Instant::now())
     }
 
+    /// Returns whether the member is known only from calls, and its address is in this network.
+    fn is_caller_in(&self, network: IpAddr, address: &SocketAddr) -> bool {
+        self.host.is_none() && network_of(address.ip()) == network
+    }
+
     /// Returns whether the address can make room for another one.
     fn is_replaceable(&self) -> bool {
         let is_silent = self.called_at.is_none_or(|called_at| called_at.elapsed() >= REPLACE_AFTER);
@@ -262,15 +270,14 @@ impl Member {
 /// Returns whether a call can add an address. Removes another one that does not respond if there are too many.
 fn make_room(table: &mut BTreeMap<SocketAddr, Member>, address: SocketAddr) -> bool {
     let network = network_of(address.ip());
-    let is_near = |other: &SocketAddr, member: &Member| member.host.is_none() && network_of(other.ip()) == network;
-    let near = table.iter().filter(|(other, member)| is_near(other, member)).count();
+    let near = table.iter().filter(|(other, member)| member.is_caller_in(network, other)).count();
     let is_full_near = near >= MAX_CALLERS_PER_NETWORK;
     if !is_full_near && table.len() < MAX_MEMBERS {
         return true;
     }
     let replaced = table
         .iter()
-        .filter(|(other, member)| member.is_replaceable() && (!is_full_near || is_near(other, member)))
+        .filter(|(other, member)| member.is_replaceable() && (!is_full_near || member.is_caller_in(network, other)))
         .min_by_key(|(_, member)| member.called_at)
         .map(|(other, _)| *other);
     replaced.is_some_and(|replaced| table.remove(&replaced).is_some())

@@ -84,7 +84,9 @@ pub(super) fn encode(increment: &Increment) -> Bytes {
 /// Changes with a limit that this instance does not support are ignored.
 pub(super) fn decode(response: &proto::PullResponse) -> Result<Batch, MessageError> {
     let mut increments = Vec::with_capacity(response.increments.len());
-    let (mut limits, mut changes, mut resets) = (0, 0, 0);
+    let mut limits = 0;
+    let mut changes = 0;
+    let mut resets = 0;
     for bytes in &response.increments {
         // An empty limit has two bytes on the wire and more than a hundred in memory.
         limits += count_fields(bytes, &[3], MAX_BATCH_LIMITS - limits, |_| Ok(()))?;
@@ -116,16 +118,19 @@ fn decode_increment(bytes: &Bytes) -> Result<Increment, MessageError> {
     // Unsupported limits keep their place in the list.
     let limits: Vec<Option<Algorithm>> = message.limits.iter().map(decode_limit).collect();
     let published_at = Micros::new(message.published_at_us);
-    let change = |(index, counter): (usize, &CounterDigest)| {
+    let mut changes = Vec::new();
+    for (index, counter) in digests.iter().enumerate() {
         let limit = message.limit.get(index).copied().unwrap_or_default();
-        limits.get(limit as usize).is_some_and(Option::is_some).then(|| Change {
-            counter: *counter,
-            limit,
-            hits: message.hits[index],
-            counted_at: published_at - Micros::new(message.age_us[index]),
-        })
-    };
-    let changes = digests.iter().enumerate().filter_map(change).collect();
+        let is_supported = limits.get(limit as usize).is_some_and(Option::is_some);
+        if is_supported {
+            changes.push(Change {
+                counter: *counter,
+                limit,
+                hits: message.hits[index],
+                counted_at: published_at - Micros::new(message.age_us[index]),
+            });
+        }
+    }
     let limits = limits.into_iter().map(|limit| limit.unwrap_or(UNSUPPORTED)).collect();
     let (resets, _) = message.resets.as_chunks::<DIGEST_BYTES>();
     let resets = &resets[..resets.len().min(MAX_RESETS)];
@@ -196,39 +201,51 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
 
 /// Encodes copied counters.
 pub(super) fn encode_copies(copies: &[CounterCopy]) -> Vec<proto::CounterCopy> {
-    let encode = |copy: &CounterCopy| proto::CounterCopy {
-        counter: Bytes::copy_from_slice(&copy.counter),
-        state: Bytes::copy_from_slice(copy.state.as_bytes()),
-        expires_s: copy.expires,
-    };
-    copies.iter().map(encode).collect()
+    let mut encoded = Vec::with_capacity(copies.len());
+    for copy in copies {
+        encoded.push(proto::CounterCopy {
+            counter: Bytes::copy_from_slice(&copy.counter),
+            state: Bytes::copy_from_slice(copy.state.as_bytes()),
+            expires_s: copy.expires,
+        });
+    }
+    encoded
 }
 
 /// Decodes copied counters. Those with an invalid digest or a state that no counter has are ignored.
 pub(super) fn decode_copies(copies: &[proto::CounterCopy]) -> Vec<CounterCopy> {
-    let decode = |copy: &proto::CounterCopy| {
-        let counter = CounterDigest::try_from(copy.counter.as_ref()).ok()?;
-        if copy.state.len() > MAX_STATE_BYTES {
-            return None;
+    let mut decoded = Vec::new();
+    for copy in copies {
+        if let Ok(counter) = CounterDigest::try_from(copy.counter.as_ref())
+            && copy.state.len() <= MAX_STATE_BYTES
+        {
+            decoded.push(CounterCopy { counter, state: State::from_bytes(&copy.state), expires: copy.expires_s });
         }
-        Some(CounterCopy { counter, state: State::from_bytes(&copy.state), expires: copy.expires_s })
-    };
-    copies.iter().filter_map(decode).collect()
+    }
+    decoded
 }
 
 /// Encodes overrides in pages, with one page for each rule set. There is at least one page.
 pub(super) fn encode_overrides(overrides: PeerOverrides) -> Vec<proto::OverridesPage> {
     let PeerOverrides { position, changes, overrides, rule_sets } = overrides;
-    let page = || proto::OverridesPage { position, ..proto::OverridesPage::default() };
-    let mut pages = vec![page()];
-    let rule_sets = rule_sets.into_iter().map(|(digest, text)| proto::RuleSet { digest, text });
-    pages.extend(rule_sets.map(|rule_set| proto::OverridesPage { rule_sets: vec![rule_set], ..page() }));
-    let changes = in_pages(changes.into_iter().map(encode_change));
-    pages.extend(changes.into_iter().map(|changes| proto::OverridesPage { changes, ..page() }));
-    let stored = |(target, version, text)| proto::StoredOverride { target, version, text };
-    let overrides = in_pages(overrides.into_iter().map(stored));
-    pages.extend(overrides.into_iter().map(|overrides| proto::OverridesPage { overrides, ..page() }));
+    let mut pages = vec![empty_page(position)];
+    for (digest, text) in rule_sets {
+        let rule_sets = vec![proto::RuleSet { digest, text }];
+        pages.push(proto::OverridesPage { rule_sets, ..empty_page(position) });
+    }
+    for changes in in_pages(changes.into_iter().map(encode_change)) {
+        pages.push(proto::OverridesPage { changes, ..empty_page(position) });
+    }
+    let overrides =
+        overrides.into_iter().map(|(target, version, text)| proto::StoredOverride { target, version, text });
+    for overrides in in_pages(overrides) {
+        pages.push(proto::OverridesPage { overrides, ..empty_page(position) });
+    }
     pages
+}
+
+fn empty_page(position: u64) -> proto::OverridesPage {
+    proto::OverridesPage { position, ..proto::OverridesPage::default() }
 }
 
 /// Divides messages into pages with a maximum number of messages, and of about [`OVERRIDES_PAGE_BYTES`].
@@ -252,26 +269,33 @@ fn in_pages<T: Message>(messages: impl Iterator<Item = T>) -> Vec<Vec<T>> {
 }
 
 fn encode_change(change: OverridesChange) -> proto::OverridesChange {
-    let encode = |OverrideChange { target, before, after }| proto::OverrideChange { target, before, after };
     let OverridesChange { version, id, info, changes } = change;
-    proto::OverridesChange { version, id, info, changes: changes.into_iter().map(encode).collect() }
+    proto::OverridesChange { version, id, info, changes: changes.into_iter().map(encode_override_change).collect() }
+}
+
+fn encode_override_change(change: OverrideChange) -> proto::OverrideChange {
+    let OverrideChange { target, before, after } = change;
+    proto::OverrideChange { target, before, after }
 }
 
 /// Decodes a page of overrides.
 pub(super) fn decode_overrides(page: proto::OverridesPage) -> PeerOverrides {
-    let decode = |proto::OverrideChange { target, before, after }| OverrideChange { target, before, after };
-    let decode_change = |change: proto::OverridesChange| OverridesChange {
-        version: change.version,
-        id: change.id,
-        info: change.info,
-        changes: change.changes.into_iter().map(decode).collect(),
-    };
     PeerOverrides {
         position: page.position,
         changes: page.changes.into_iter().map(decode_change).collect(),
         overrides: page.overrides.into_iter().map(|entry| (entry.target, entry.version, entry.text)).collect(),
         rule_sets: page.rule_sets.into_iter().map(|set| (set.digest, set.text)).collect(),
     }
+}
+
+fn decode_change(change: proto::OverridesChange) -> OverridesChange {
+    let proto::OverridesChange { version, id, info, changes } = change;
+    OverridesChange { version, id, info, changes: changes.into_iter().map(decode_override_change).collect() }
+}
+
+fn decode_override_change(change: proto::OverrideChange) -> OverrideChange {
+    let proto::OverrideChange { target, before, after } = change;
+    OverrideChange { target, before, after }
 }
 
 #[cfg(test)]

@@ -31,6 +31,7 @@ use std::{
     time::Duration,
 };
 
+use axum::Router;
 use sluicegate_proto::sluicegate::cluster::v1::cluster_service_server::ClusterServiceServer;
 use tokio::{
     net::lookup_host,
@@ -142,8 +143,10 @@ impl Cluster {
         let http = HttpServer::bind(addr, tls, MAX_CONNECTIONS, "cluster", &input).await;
         let http = http.map_err(|source| ClusterError::Listen { addr, source })?;
         let addr = http.local_addr().map_err(|source| ClusterError::Listen { addr, source })?;
-        let ((stop, stopping), (phase, in_phase)) = (watch::channel(false), watch::channel(Phase::Joining));
-        let (members, violations) = (Members::new(), Violations::new());
+        let (stop, stopping) = watch::channel(false);
+        let (phase, in_phase) = watch::channel(Phase::Joining);
+        let members = Members::new();
+        let violations = Violations::new();
         let service = Service {
             peers: Arc::clone(&peers),
             members: Arc::clone(&members),
@@ -158,12 +161,9 @@ impl Cluster {
         };
         let grpc = ClusterServiceServer::new(service).max_decoding_message_size(MAX_REQUEST_BYTES);
         let router = Routes::new(grpc).prepare().into_axum_router();
-        let with_caller =
-            move |connection: &Connection<'_>| router.clone().layer(axum::Extension(CallerAddress(connection.peer)));
-        tokio::spawn(http.run(with_caller, stopping));
-        let tls = files.cert_file.is_some().then(|| files.clone());
+        tokio::spawn(http.run(move |connection| router_for(connection, &router), stopping));
+        let tls = if files.cert_file.is_some() { Some(files.clone()) } else { None };
         let (leaving, _) = watch::channel(false);
-        let (port, has_copied) = (addr.port(), Mutex::new(false));
         let default_host = settings.peers.first().map(|peer| split_host(peer, addr.port()).0);
         let context = Context {
             peers,
@@ -176,8 +176,8 @@ impl Cluster {
             decoding: Mutex::default(),
             tls,
             default_host,
-            port,
-            has_copied,
+            port: addr.port(),
+            has_copied: Mutex::new(false),
             phase: in_phase,
             leaving,
         };
@@ -295,9 +295,10 @@ impl Cluster {
             },
         ));
         let members = Arc::clone(&self.context.members);
-        let connected = move || members.count(MemberState::Connected);
         let description = "Number of peers whose hits are counted here";
-        observe_gauge(meter, "sluicegate_cluster_peers", description, move || connected() as u64);
+        observe_gauge(meter, "sluicegate_cluster_peers", description, move || {
+            members.count(MemberState::Connected) as u64
+        });
         let peers = Arc::clone(&self.context.peers);
         let description = "Number of merged changes that wait for peers that do not pull";
         observe_gauge(meter, "sluicegate_cluster_backlog_changes", description, move || peers.subscribers().1 as u64);
@@ -324,12 +325,23 @@ impl Cluster {
     }
 }
 
+/// Returns the routes for a connection, with the address of its caller.
+fn router_for(connection: &Connection<'_>, router: &Router) -> Router {
+    router.clone().layer(axum::Extension(CallerAddress(connection.peer)))
+}
+
 /// Returns the host and the port of an address in the settings: `host`, `host:port`, `[IPv6]:port` or an IPv6 address.
 fn split_host(peer: &str, default_port: u16) -> (String, u16) {
     let is_bare_v6 = peer.parse::<std::net::Ipv6Addr>().is_ok();
-    let with_port = peer.rsplit_once(':').filter(|_| !is_bare_v6);
-    let (host, port) =
-        with_port.and_then(|(host, port)| Some((host, port.parse().ok()?))).unwrap_or((peer, default_port));
+    let mut host = peer;
+    let mut port = default_port;
+    if !is_bare_v6
+        && let Some((before, after)) = peer.rsplit_once(':')
+        && let Ok(number) = after.parse()
+    {
+        host = before;
+        port = number;
+    }
     (host.trim_start_matches('[').trim_end_matches(']').to_owned(), port)
 }
 

@@ -170,7 +170,8 @@ impl OverridesFollower {
         let request = proto::OverridesRequest { protocol: PROTOCOL, after: self.merged };
         let mut pages = calls.overrides(request).await?;
         let mut exchanged = Exchanged { position: 0, merged: Merged::default(), error: None };
-        let (mut count, mut bytes) = (0, 0);
+        let mut count = 0;
+        let mut bytes = 0;
         let outcome = loop {
             let page = match pages.next().await {
                 Ok(Some(page)) => page,

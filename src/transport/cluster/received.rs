@@ -103,7 +103,7 @@ impl http_body::Body for MeteredBody {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
         let bytes = match &frame {
-            Some(Ok(frame)) => frame.data_ref().map_or(0, Bytes::len),
+            Some(Ok(frame)) => frame.data_ref().map(Bytes::len).unwrap_or_default(),
             _ => 0,
         };
         if !self.received.add(bytes) {

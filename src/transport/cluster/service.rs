@@ -57,6 +57,15 @@ pub(super) struct Service {
 }
 
 impl Service {
+    /// Returns a response without increments.
+    fn hello(&self, joined: bool) -> proto::PullResponse {
+        proto::PullResponse {
+            origin: self.peers.epoch(),
+            joined,
+            overrides_position: self.overrides.as_ref().map(MemberExchange::position).unwrap_or_default(),
+            ..proto::PullResponse::default()
+        }
+    }
     /// Adds the address of a calling instance to the table.
     fn discover(&self, caller: IpAddr, port: u16) {
         let address = SocketAddr::new(caller, port);
@@ -82,17 +91,11 @@ impl ClusterService for Service {
             // Never changes.
             None => watch::channel(0).1,
         };
-        let hello = || proto::PullResponse {
-            origin: self.peers.epoch(),
-            joined,
-            overrides_position: self.overrides.as_ref().map(MemberExchange::position).unwrap_or_default(),
-            ..proto::PullResponse::default()
-        };
         if request.leaving {
             if caller.is_some_and(|caller| self.members.set_left(request.subscriber, caller)) {
                 self.peers.forget(request.subscriber);
             }
-            return Ok(Response::new(hello()));
+            return Ok(Response::new(self.hello(joined)));
         }
         let port = u16::try_from(request.port).unwrap_or_default();
         if let Some(caller) = caller
@@ -103,14 +106,15 @@ impl ClusterService for Service {
         }
         if request.origin != self.peers.epoch() || request.subscriber == self.peers.epoch() {
             // The caller learns the epoch, and pulls again with its position in it.
-            return Ok(Response::new(hello()));
+            return Ok(Response::new(self.hello(joined)));
         }
         if let Some(caller) = caller {
             for forgotten in self.callers.record(caller, request.subscriber) {
                 self.peers.forget(forgotten);
             }
         }
-        let (mut published, deadline) = (self.peers.published(), Instant::now() + PULL_WAIT);
+        let mut published = self.peers.published();
+        let deadline = Instant::now() + PULL_WAIT;
         loop {
             published.mark_unchanged();
             override_positions.mark_unchanged();
@@ -124,15 +128,17 @@ impl ClusterService for Service {
                         until: batch.until,
                         now_us: batch.now.get(),
                         increments,
-                        ..hello()
+                        ..self.hello(joined)
                     }
                 }
-                Pull::Copy => proto::PullResponse { copy_needed: true, ..hello() },
-                Pull::Nothing if hello().overrides_position != request.overrides_position => hello(),
+                Pull::Copy => proto::PullResponse { copy_needed: true, ..self.hello(joined) },
+                Pull::Nothing if self.hello(joined).overrides_position != request.overrides_position => {
+                    self.hello(joined)
+                }
                 Pull::Nothing => tokio::select! {
                     Ok(()) = published.changed() => continue,
                     Ok(()) = override_positions.changed() => continue,
-                    () = sleep_until(deadline) => hello(),
+                    () = sleep_until(deadline) => self.hello(joined),
                 },
             };
             return Ok(Response::new(response));
