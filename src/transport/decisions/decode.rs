@@ -15,7 +15,8 @@ use crate::{
 
 /// Decodes a request: `domain`, `descriptors`, `hits_addend`.
 pub(in crate::transport) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Result<Request<'m>, RequestError> {
-    let (mut domain, mut hits) = ("", 0);
+    let mut domain = "";
+    let mut hits = 0;
     // Descriptors are decoded at the end, because those without hits of their own use those of the request.
     let mut descriptors = SmallVec::<[Fields<'m>; 4]>::new();
     let mut count = 0;
@@ -39,10 +40,10 @@ pub(in crate::transport) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Re
         return Err(RequestError::invalid(message));
     }
     if domain.len() > limits.max_text_bytes {
-        let (length, max) = (domain.len(), limits.max_text_bytes);
-        return Err(RequestError::invalid(format!(
-            "a domain of {length} bytes is longer than grpc.limits.max_text_bytes ({max})"
-        )));
+        let length = domain.len();
+        let max = limits.max_text_bytes;
+        let message = format!("a domain of {length} bytes is longer than grpc.limits.max_text_bytes ({max})");
+        return Err(RequestError::invalid(message));
     }
     let descriptors = descriptors.into_iter().map(|fields| decode_descriptor(fields, hits.max(1), limits));
     Ok(Request { domain, descriptors: descriptors.collect::<Result<_, _>>()?, feedback: Vec::new() })
@@ -51,7 +52,9 @@ pub(in crate::transport) fn decode<'m>(message: &'m [u8], limits: &Limits) -> Re
 /// Decodes a descriptor: `entries`, `limit`, `hits_addend`, `is_negative_hits`.
 fn decode_descriptor<'m>(fields: Fields<'m>, hits: u64, limits: &Limits) -> Result<Descriptor<'m>, RequestError> {
     let mut entries = SmallVec::<[Entry<'m>; 3]>::new();
-    let (mut own_hits, mut refund, mut limit) = (None, false, None);
+    let mut own_hits = None;
+    let mut refund = false;
+    let mut limit = None;
     let mut count = 0;
     for field in fields {
         match field? {
@@ -124,7 +127,7 @@ impl RequestedLimit {
             }
         };
         // The multiplier is a 32-bit number, so higher bits are dropped, as protobuf does.
-        let multiplier = self.unit_multiplier.map_or(1, |multiplier| multiplier as u32);
+        let multiplier = self.unit_multiplier.unwrap_or(1) as u32;
         let limit = Limit::new(self.requests_per_unit, unit, multiplier);
         limit.map_err(|error| RequestError::invalid(format!("invalid limit of a descriptor: {error}")))
     }
@@ -151,12 +154,13 @@ pub(in crate::transport) fn decode_by_hand(message: &[u8]) -> Option<Decoded> {
     let max = usize::MAX;
     let limits = Limits { max_descriptors: max, max_entries: max, max_text_bytes: max, ..Limits::default() };
     let request = decode(message, &limits).ok()?;
-    let limit = |limit: &Limit| (limit.requests(), limit.measure());
-    let descriptors = request.descriptors.iter().map(|descriptor| {
+    let mut descriptors = Vec::new();
+    for descriptor in &request.descriptors {
         let entries = descriptor.entries.iter().map(|entry| (entry.key.to_owned(), entry.value.to_owned()));
-        (entries.collect(), descriptor.hits, descriptor.refund, descriptor.requested_limit.as_deref().map(limit))
-    });
-    Some((request.domain.to_owned(), descriptors.collect()))
+        let limit = descriptor.requested_limit.as_deref().map(|limit| (limit.requests(), limit.measure()));
+        descriptors.push((entries.collect(), descriptor.hits, descriptor.refund, limit));
+    }
+    Some((request.domain.to_owned(), descriptors))
 }
 
 /// Decodes with prost, which [`decode`] must agree with.

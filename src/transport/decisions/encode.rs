@@ -108,24 +108,9 @@ pub(in crate::transport) fn unit(measure: Measure) -> (rate_limit::Unit, u32) {
 fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     // The request was decoded successfully before.
     let request = RateLimitRequest::decode(request).unwrap_or_default();
-    let descriptor = |descriptor: &RateLimitDescriptor| {
-        let entry =
-            |entry: &sluicegate_proto::envoy::extensions::common::ratelimit::v3::rate_limit_descriptor::Entry| {
-                text(format!("{}={}", entry.key, bounded(&entry.value)))
-            };
-        let mut fields = vec![("entries", list(descriptor.entries.iter().map(entry)))];
-        if let Some(limit) = &descriptor.limit {
-            let unit = RateLimitUnit::try_from(limit.unit).unwrap_or_default().as_str_name();
-            fields.push(("limit", text(format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit))));
-        }
-        if let Some(hits) = descriptor.hits_addend {
-            fields.push(("hitsAddend", number(hits as f64)));
-        }
-        map(fields)
-    };
     let mut fields = vec![
         ("domain", text(request.domain.clone())),
-        ("descriptors", list(request.descriptors.iter().map(descriptor))),
+        ("descriptors", list(request.descriptors.iter().map(encode_descriptor))),
     ];
     if request.hits_addend != 0 {
         fields.push(("hitsAddend", number(request.hits_addend.into())));
@@ -141,22 +126,49 @@ fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
 }
 
+fn encode_descriptor(descriptor: &RateLimitDescriptor) -> Value {
+    let entries = descriptor.entries.iter().map(|entry| text(format!("{}={}", entry.key, bounded(&entry.value))));
+    let mut fields = vec![("entries", list(entries))];
+    if let Some(limit) = &descriptor.limit {
+        let unit = RateLimitUnit::try_from(limit.unit).unwrap_or_default().as_str_name();
+        fields.push(("limit", text(format!("requests_per_unit:{} unit:{unit}", limit.requests_per_unit))));
+    }
+    if let Some(hits) = descriptor.hits_addend {
+        fields.push(("hitsAddend", number(hits as f64)));
+    }
+    map(fields)
+}
+
 /// Encodes the exact numbers of a status, with times in microseconds. Values that do not apply are omitted.
 fn exact_status(status: &Status) -> Value {
     let mut fields = vec![("allowed", boolean(!status.is_over()))];
     if status.limit.is_some() {
         fields.push(("remaining", number(status.remaining.into())));
     }
-    fields.extend(status.reset.map(|reset| ("reset_us", number(reset.get() as f64))));
-    let retry_after = status.retry_after.filter(|_| status.is_over());
-    fields.extend(retry_after.map(|wait| ("retry_after_us", number(wait.get() as f64))));
+    if let Some(reset) = status.reset {
+        fields.push(("reset_us", number(reset.get() as f64)));
+    }
+    if status.is_over()
+        && let Some(wait) = status.retry_after
+    {
+        fields.push(("retry_after_us", number(wait.get() as f64)));
+    }
     if status.delay.get() > 0 {
         fields.push(("delay_us", number(status.delay.get() as f64)));
     }
-    let flags = [("soft", status.soft), ("elastic", status.elastic), ("shed", status.shed && status.is_over())];
-    let flags = flags.into_iter().chain([("never_fits", status.never_fits)]);
-    fields.extend(flags.filter(|(_, is_set)| *is_set).map(|(name, _)| (name, boolean(true))));
-    fields.extend(status.override_kind.map(|kind| ("override", text(kind.name().to_owned()))));
+    for (name, is_set) in [
+        ("soft", status.soft),
+        ("elastic", status.elastic),
+        ("shed", status.shed && status.is_over()),
+        ("never_fits", status.never_fits),
+    ] {
+        if is_set {
+            fields.push((name, boolean(true)));
+        }
+    }
+    if let Some(kind) = status.override_kind {
+        fields.push(("override", text(kind.name().to_owned())));
+    }
     map(fields)
 }
 

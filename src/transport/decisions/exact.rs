@@ -43,7 +43,9 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     }
     message.number(3, status.remaining.into());
     message.optional(4, status.reset.map(Micros::get));
-    message.optional(5, status.retry_after.filter(|_| status.is_over()).map(Micros::get));
+    if status.is_over() {
+        message.optional(5, status.retry_after.map(Micros::get));
+    }
     message.number(6, status.delay.get());
     message.number(7, status.soft.into());
     let decider = match status.decider {

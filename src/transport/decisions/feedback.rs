@@ -3,7 +3,7 @@
 //! `sluicegate.v1` has fields for both. With Envoy's protocol, feedback is in the metadata of the call, a grant is the
 //! `quota` of a status, and the TTL of the grant is in the metadata of the response.
 
-use std::fmt::Write;
+use std::{fmt::Write, num::ParseIntError};
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use sluicegate_proto::sluicegate::v1;
@@ -28,22 +28,40 @@ pub(in crate::transport) fn read_metadata(headers: &HeaderMap) -> Result<Vec<Fee
     let Some(value) = headers.get(FEEDBACK_HEADER) else {
         return Ok(Vec::new());
     };
-    let read = |text: &str| text.split(',').take(MAX_FEEDBACK).map(read_feedback).collect::<Option<Vec<_>>>();
-    let feedback = value.to_str().ok().and_then(read);
-    let message =
-        "sluicegate-feedback must be DEMAND;GRANT_ID;USED;LATENCY_US;OUTCOME for each descriptor, separated by commas";
-    feedback.ok_or_else(|| RequestError::invalid(message))
+    let text = value.to_str().map_err(|_| invalid())?;
+    let mut feedback = Vec::new();
+    for part in text.split(',').take(MAX_FEEDBACK) {
+        feedback.push(read_feedback(part).ok_or_else(invalid)?);
+    }
+    Ok(feedback)
 }
 
+fn invalid() -> RequestError {
+    RequestError::invalid(
+        "sluicegate-feedback must be DEMAND;GRANT_ID;USED;LATENCY_US;OUTCOME for each descriptor, separated by commas",
+    )
+}
+
+/// Reads the feedback for one descriptor. Returns `None` if it is invalid.
 fn read_feedback(text: &str) -> Option<Feedback> {
     let mut parts = text.split(';').map(str::trim);
-    let mut number = || match parts.next() {
-        None | Some("") => Some(None),
-        Some(text) => text.parse::<u64>().ok().map(Some),
-    };
-    let (demand, id, used) = (number()?.unwrap_or_default(), number()?, number()?.unwrap_or_default());
-    let sample = sample(number()?.unwrap_or_default(), number()?.unwrap_or_default());
-    parts.next().is_none().then_some(Feedback { demand, reports: id.map(|id| (id, used)), sample })
+    let demand = next_number(&mut parts).ok()?.unwrap_or_default();
+    let id = next_number(&mut parts).ok()?;
+    let used = next_number(&mut parts).ok()?.unwrap_or_default();
+    let latency = next_number(&mut parts).ok()?.unwrap_or_default();
+    let outcome = next_number(&mut parts).ok()?.unwrap_or_default();
+    if parts.next().is_some() {
+        return None;
+    }
+    Some(Feedback { demand, reports: id.map(|id| (id, used)), sample: sample(latency, outcome) })
+}
+
+/// Reads the next part as a number. Returns `None` if the part is empty or missing.
+fn next_number<'t>(parts: &mut impl Iterator<Item = &'t str>) -> Result<Option<u64>, ParseIntError> {
+    match parts.next() {
+        None | Some("") => Ok(None),
+        Some(text) => text.parse().map(Some),
+    }
 }
 
 /// Builds a sample. Returns `None` for failed requests, for unknown outcomes and without a latency.
@@ -59,8 +77,11 @@ fn sample(latency: u64, outcome: u64) -> Option<Sample> {
 
 /// Decodes a `Feedback` message: `demand`, `grant_id`, `used`, `sample`. Ids that no instance has issued are ignored.
 pub(in crate::transport) fn read_message(fields: Fields<'_>) -> Result<Feedback, Malformed> {
-    let (mut demand, mut id, mut used) = (0, "", 0);
-    let (mut latency, mut outcome) = (0, 0);
+    let mut demand = 0;
+    let mut id = "";
+    let mut used = 0;
+    let mut latency = 0;
+    let mut outcome = 0;
     for field in fields {
         match field? {
             (1, value) => demand = value.number()?,

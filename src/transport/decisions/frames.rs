@@ -58,7 +58,6 @@ struct Check {
 impl Check {
     /// Reads the `checks` of a `CheckFrame`.
     fn read_all(frame: &Bytes) -> Result<Vec<Self>, RequestError> {
-        let malformed = |error: Malformed| RequestError::malformed(format!("invalid CheckFrame: {error}"));
         let mut checks = Vec::new();
         for field in Fields::new(frame) {
             let (1, value) = field.map_err(malformed)? else {
@@ -92,11 +91,20 @@ impl Check {
     }
 }
 
-/// The id of a check, the size of its request, and its outcome.
-type Done = (u64, usize, Result<Verdict, RequestError>);
+fn malformed(error: Malformed) -> RequestError {
+    RequestError::malformed(format!("invalid CheckFrame: {error}"))
+}
+
+/// A check that was decided.
+struct Decided {
+    id: u64,
+    /// Size of the request.
+    request_bytes: usize,
+    outcome: Result<Verdict, RequestError>,
+}
 
 /// A check that is being decided.
-type Deciding = ReusableBoxFuture<'static, Done>;
+type Deciding = ReusableBoxFuture<'static, Decided>;
 
 /// The checks that are being decided, and the responses to those that are done.
 struct CheckQueue {
@@ -116,8 +124,15 @@ struct CheckQueue {
 
 impl CheckQueue {
     fn new(decider: Arc<MessageDecider>) -> Self {
-        let (checks, pending) = (Vec::new().into_iter(), FuturesUnordered::new());
-        Self { decider, checks, pending, pending_bytes: 0, is_large: false, spare: None, responses: Vec::new() }
+        Self {
+            decider,
+            checks: Vec::new().into_iter(),
+            pending: FuturesUnordered::new(),
+            pending_bytes: 0,
+            is_large: false,
+            spare: None,
+            responses: Vec::new(),
+        }
     }
 
     fn add_frame(&mut self, frame: &Bytes) -> Result<(), RequestError> {
@@ -136,12 +151,13 @@ impl CheckQueue {
             let span = self.decider.span(&traceparent);
             if let Some(memory) = self.decider.memory() {
                 let outcome = self.decider.decide_in(memory, &request, feedback, span);
-                self.add(&(id, request_bytes, outcome));
+                self.add(&Decided { id, request_bytes, outcome });
                 continue;
             }
             let request = if self.is_large { Bytes::copy_from_slice(&request) } else { request };
             let decider = Arc::clone(&self.decider);
-            let deciding = async move { (id, request_bytes, decider.decide(request, feedback, span).await) };
+            let deciding =
+                async move { Decided { id, request_bytes, outcome: decider.decide(request, feedback, span).await } };
             let mut deciding = match self.spare.take() {
                 Some(mut spare) => {
                     spare.set(deciding);
@@ -151,8 +167,8 @@ impl CheckQueue {
             };
             // A check that a lease or the deny cache decides is done after the first poll.
             match deciding.poll(context) {
-                Poll::Ready(done) => {
-                    self.add(&done);
+                Poll::Ready(decided) => {
+                    self.add(&decided);
                     self.spare = Some(deciding);
                 }
                 Poll::Pending => {
@@ -163,9 +179,9 @@ impl CheckQueue {
         }
         while self.responses.len() < max_bytes {
             match Pin::new(&mut self.pending).poll_next(context) {
-                Poll::Ready(Some(done)) => {
-                    self.pending_bytes -= done.1;
-                    self.add(&done);
+                Poll::Ready(Some(decided)) => {
+                    self.pending_bytes -= decided.request_bytes;
+                    self.add(&decided);
                 }
                 Poll::Ready(None) | Poll::Pending => break,
             }
@@ -181,12 +197,13 @@ impl CheckQueue {
         self.pending.is_empty() && self.checks.as_slice().is_empty()
     }
 
-    fn add(&mut self, (id, _, outcome): &Done) {
-        if let Err(error) = outcome {
+    /// Adds the response to a check.
+    fn add(&mut self, decided: &Decided) {
+        if let Err(error) = &decided.outcome {
             self.decider.errors().record(error);
         }
         self.reserve_prefix();
-        exact::encode(*id, outcome, self.decider.response(), &mut self.responses);
+        exact::encode(decided.id, &decided.outcome, self.decider.response(), &mut self.responses);
     }
 
     /// Adds space for the prefix if there are no responses yet.
@@ -292,10 +309,10 @@ impl Frames for ResponseStream {
                 return Poll::Pending;
             }
             let Some(frames) = &mut self.frames else {
-                return match self.queue.is_done() {
-                    true => Poll::Ready(Frame::trailers(message::trailers(&self.end))),
-                    false => Poll::Pending,
-                };
+                if self.queue.is_done() {
+                    return Poll::Ready(Frame::trailers(message::trailers(&self.end)));
+                }
+                return Poll::Pending;
             };
             match ready!(frames.poll_next(context, self.queue.decider.limits().max_frame_bytes)) {
                 Ok(Some(frame)) => {

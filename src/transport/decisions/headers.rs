@@ -17,28 +17,30 @@ pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSetting
     let Some(binding) = verdict.binding() else {
         return;
     };
-    let mut add = |name: &str, value: String| {
-        response.message(3, |header| {
-            header.text(1, name);
-            header.text(2, &value);
-        });
-    };
     if settings.header_style != HeaderStyle::IetfDraft11 {
-        add(&settings.limit_header, binding.limit.to_string());
-        add(&settings.remaining_header, binding.remaining.to_string());
-        add(&settings.reset_header, binding.reset_seconds.to_string());
+        add(response, &settings.limit_header, &binding.limit.to_string());
+        add(response, &settings.remaining_header, &binding.remaining.to_string());
+        add(response, &settings.reset_header, &binding.reset_seconds.to_string());
     }
     if settings.header_style != HeaderStyle::Separate {
         for (name, value) in headers::limits(verdict) {
-            add(name, value);
+            add(response, name, &value);
         }
     }
     if verdict.statuses.iter().any(|status| status.soft) {
-        add(&settings.soft_header, "exceeded".into());
+        add(response, &settings.soft_header, "exceeded");
     } else if verdict.statuses.iter().any(|status| status.elastic) {
-        add(&settings.soft_header, "elastic".into());
+        add(response, &settings.soft_header, "elastic");
     }
     for (name, value) in headers::waits(verdict) {
-        add(name, value);
+        add(response, name, &value);
     }
+}
+
+/// Writes one header of a response.
+fn add(response: &mut Writer<'_>, name: &str, value: &str) {
+    response.message(3, |header| {
+        header.text(1, name);
+        header.text(2, value);
+    });
 }

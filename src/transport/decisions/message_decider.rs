@@ -109,7 +109,7 @@ impl MessageDecider {
         if verdict.is_shed() {
             metadata.insert(SHED_HEADER, HeaderValue::from_static("true"));
         }
-        let metadata = (!metadata.is_empty()).then(|| Box::new(metadata));
+        let metadata = if metadata.is_empty() { None } else { Some(Box::new(metadata)) };
         let mut data = Vec::with_capacity(INITIAL_CAPACITY);
         data.resize(PREFIX, 0);
         encode(verdict, message, &self.response, &mut data);
