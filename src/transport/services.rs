@@ -160,7 +160,8 @@ impl Services {
                 .and_then(|message| self.decider.respond_in(memory, &message, feedback, span));
             return Answer::Now(into_response(response));
         }
-        let (decider, input) = (Arc::clone(&self.decider), Arc::clone(input));
+        let decider = Arc::clone(&self.decider);
+        let input = Arc::clone(input);
         Answer::Later(Box::pin(async move {
             let response = async {
                 let received = message::receive(received, &mut body, max, &input).await?;
@@ -234,14 +235,6 @@ pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter
         reporter.set_service_status(name, tonic_health::ServingStatus::Serving).await;
     }
     let health = HealthService::from_health_reporter(reporter.clone());
-    let reflection = || {
-        Builder::configure()
-            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-    };
-    // The descriptor sets also contain the services of the admin port and of control planes, which this port does not
-    // serve.
-    let reflection = || REFLECTED_SERVICES.into_iter().fold(reflection(), Builder::with_service_name);
     let health = health_server::HealthServer::new(health).max_decoding_message_size(TONIC_MESSAGE_BYTES);
     let resources = ResourceServiceServer::new(resources).max_decoding_message_size(TONIC_MESSAGE_BYTES);
     let mut routes = Routes::new(health).add_service(resources);
@@ -252,6 +245,19 @@ pub async fn build_tonic_services(resources: ResourceService) -> (HealthReporter
             .add_service(v1alpha.max_decoding_message_size(TONIC_MESSAGE_BYTES));
     }
     (reporter, routes.prepare())
+}
+
+/// Returns a builder of the reflection of this port.
+fn reflection() -> Builder<'static> {
+    let mut builder = Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET);
+    // The descriptor sets also contain the services of the admin port and of control planes, which this port does not
+    // serve.
+    for name in REFLECTED_SERVICES {
+        builder = builder.with_service_name(name);
+    }
+    builder
 }
 
 /// The services that reflection lists on this port.

@@ -67,10 +67,10 @@ impl<S: AsyncRead + Unpin> AsyncRead for AnyAuthority<S> {
             this.frames.read(read, before - start);
             // Without new bytes, the stream has ended or the buffer is full.
             let has_new = start + read.len() > before;
-            let Some(last) = read.last().copied().filter(|_| has_new && this.frames.is_inside_code()) else {
-                return Poll::Ready(Ok(()));
+            this.held = match read.last() {
+                Some(last) if has_new && this.frames.is_inside_code() => Some(*last),
+                _ => return Poll::Ready(Ok(())),
             };
-            this.held = Some(last);
             let end = buffer.filled().len() - 1;
             buffer.set_filled(end);
             // No bytes would mean the end of the stream.

@@ -215,7 +215,11 @@ async fn handshake<S: AsyncRead + AsyncWrite + Unpin, M: Methods>(
     // The first call always returns the handle.
     let pings = connection.ping_pong().ok_or(Reason::INTERNAL_ERROR)?;
     let keep_alive = KeepAlive::new(pings, settings.keepalive_interval, settings.keepalive_timeout);
-    let (errors, input) = (Arc::clone(errors), Arc::new(Input::new(budgets)));
-    let scope = ConnectionScope { errors, input, send_timeout: settings.send_timeout, not_begun: AtomicUsize::new(0) };
+    let scope = ConnectionScope {
+        errors: Arc::clone(errors),
+        input: Arc::new(Input::new(budgets)),
+        send_timeout: settings.send_timeout,
+        not_begun: AtomicUsize::new(0),
+    };
     Ok((Http2::new(connection, methods, scope, state), keep_alive))
 }

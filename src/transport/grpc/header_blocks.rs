@@ -29,8 +29,14 @@ pub(super) struct HeaderBlocks {
 impl HeaderBlocks {
     /// Starts before the preface of a connection.
     pub(super) const fn new() -> Self {
-        let (head, rest) = ([0; FRAME_HEAD_BYTES], PREFACE_BYTES);
-        Self { head, received: 0, rest, is_last: false, unfinished_bytes: 0, largest: 0 }
+        Self {
+            head: [0; FRAME_HEAD_BYTES],
+            received: 0,
+            rest: PREFACE_BYTES,
+            is_last: false,
+            unfinished_bytes: 0,
+            largest: 0,
+        }
     }
 
     /// Returns the announced size of the header block that has not arrived completely, or 0.

@@ -83,10 +83,17 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
         stream: Arc<backpressure::State>,
     ) -> Self {
         let (leaving, _) = watch::channel(false);
-        let (waiting, last_call) = (FuturesUnordered::new(), Instant::now());
-        let scope = Arc::new(scope);
-        let (unsent, unfinished_head) = (None, None);
-        Self { connection, methods, scope, stream, unsent, unfinished_head, leaving, waiting, last_call }
+        Self {
+            connection,
+            methods,
+            scope: Arc::new(scope),
+            stream,
+            unsent: None,
+            unfinished_head: None,
+            leaving,
+            waiting: FuturesUnordered::new(),
+            last_call: Instant::now(),
+        }
     }
 
     /// Returns the time at which the last call arrived.
@@ -132,7 +139,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
             response.record(&self.scope.errors);
             let memory = response.stream_bytes().map(|bytes| Box::new(self.scope.input.stream(bytes)));
             if let Some(sender) = response.send(&mut respond) {
-                let (state, scope) = (CallState::Sending(sender), Arc::clone(&self.scope));
+                let state = CallState::Sending(sender);
+                let scope = Arc::clone(&self.scope);
                 self.waiting.push(WaitingCall { state, scope, memory, not_begun: None });
             }
         }
@@ -173,8 +181,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
             return Poll::Pending;
         }
         let input = &self.scope.input;
-        let new = || Box::new(UnfinishedHead { memory: input.call(0), end: Box::pin(sleep(STALL_TIMEOUT)) });
-        let head = self.unfinished_head.get_or_insert_with(new);
+        let head = self.unfinished_head.get_or_insert_with(|| Box::new(UnfinishedHead::new(input)));
         head.memory.set(MAX_HEAD_BYTES.min(compressed * HEAD_BYTES_PER_BYTE));
         if let Poll::Ready(error) = head.memory.poll_end(context) {
             return Poll::Ready(RequestError::from(error));
@@ -208,7 +215,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
                 Answer::ByTonic(future) => {
                     let state = CallState::Deciding { respond, future };
                     let memory = Some(Box::new(self.scope.input.call(TONIC_CALL_BYTES)));
-                    let (scope, not_begun) = (Arc::clone(&self.scope), Some(NotBegun::new(&self.scope)));
+                    let scope = Arc::clone(&self.scope);
+                    let not_begun = Some(NotBegun::new(&self.scope));
                     self.waiting.push(WaitingCall { state, scope, memory, not_begun });
                 }
             }
@@ -234,6 +242,12 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
 struct UnfinishedHead {
     memory: Hold,
     end: Pin<Box<Sleep>>,
+}
+
+impl UnfinishedHead {
+    fn new(input: &Input) -> Self {
+        Self { memory: input.call(0), end: Box::pin(sleep(STALL_TIMEOUT)) }
+    }
 }
 
 /// A call that waits: for the rest of its request, for its decision, or for the caller to read its response.

@@ -62,9 +62,9 @@ impl Input {
 
     /// Reserves `bytes` bytes for a call that may last, such as a stream.
     pub(in crate::transport) fn stream(&self, bytes: usize) -> Hold {
-        let streams = &self.budgets.streams;
-        let share = || streams.share("streams of a connection", MAX_STREAMS * CALL_BYTES);
-        Hold { memory: self.streams.get_or_init(share).reservation(), bytes }
+        let all = &self.budgets.streams;
+        let own = self.streams.get_or_init(|| all.share("streams of a connection", MAX_STREAMS * CALL_BYTES));
+        Hold { memory: own.reservation(), bytes }
     }
 
     /// Reserves `bytes` bytes for a call that waits.

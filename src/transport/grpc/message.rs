@@ -70,10 +70,13 @@ pub(in crate::transport) async fn receive(
         poll_fn(|context| memory.poll_reserve(message.len() + size, context)).await?;
     }
     let message = unframe(&message, max)?;
-    let mut memory = unfinished.map(|unfinished| unfinished.memory).filter(|_| message.len() > SMALL_BYTES);
-    if let Some(memory) = &mut memory {
-        memory.keep();
-    }
+    let memory = match unfinished {
+        Some(Unfinished { mut memory, .. }) if message.len() > SMALL_BYTES => {
+            memory.keep();
+            Some(memory)
+        }
+        _ => None,
+    };
     Ok(Received { message, _memory: memory })
 }
 
@@ -222,9 +225,11 @@ impl Messages {
             } else {
                 self.unfinished.get_or_insert_with(|| Unfinished::new(&self.input));
             }
-            let (stored, unreleased) = (self.received.capacity(), &mut self.unreleased);
+            let stored = self.received.capacity();
             let data = match &mut self.unfinished {
-                Some(unfinished) => ready!(unfinished.poll_data(stored, unreleased, &mut self.body, context))?,
+                Some(unfinished) => {
+                    ready!(unfinished.poll_data(stored, &mut self.unreleased, &mut self.body, context))?
+                }
                 None => ready!(self.body.poll_data(context)).transpose().map_err(|error| failed_to_read(&error))?,
             };
             match data {

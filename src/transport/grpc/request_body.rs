@@ -81,10 +81,13 @@ impl Body for TonicBody {
             return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(RequestError::from(error).message))));
         }
         if let Some(data) = ready!(data) {
-            let failed = |error: h2::Error| tonic::Status::cancelled(error.to_string());
-            let data = data.map_err(failed);
-            this.unreserved = data.as_ref().map_or(0, Bytes::len);
-            return Poll::Ready(Some(data.map(Frame::data)));
+            return Poll::Ready(Some(match data {
+                Ok(data) => {
+                    this.unreserved = data.len();
+                    Ok(Frame::data(data))
+                }
+                Err(error) => Err(tonic::Status::cancelled(error.to_string())),
+            }));
         }
         // All messages have arrived, so the call only has the memory of an open stream.
         this.reservation.clear();

@@ -86,7 +86,11 @@ impl Response {
     fn try_send(self, respond: &mut SendResponse<Bytes>) -> Result<Option<ResponseSender>, h2::Error> {
         let (mut head, body) = match self {
             Self::Message { data, metadata } => {
-                (metadata.map_or_else(HeaderMap::new, |all| *all), UnsentBody::Message(data))
+                let head = match metadata {
+                    Some(metadata) => *metadata,
+                    None => HeaderMap::new(),
+                };
+                (head, UnsentBody::Message(data))
             }
             Self::Frames(frames) => (HeaderMap::with_capacity(1), UnsentBody::Frames(frames)),
             Self::Messages(messages) => (HeaderMap::with_capacity(1), UnsentBody::Messages(messages)),
@@ -102,8 +106,10 @@ impl Response {
                 let (head, body) = response.into_parts();
                 let is_empty = body.is_end_stream();
                 let stream = respond.send_response(http::Response::from_parts(head, ()), is_empty)?;
-                let sender = || ResponseSender::new(stream, UnsentBody::Tonic(body));
-                return Ok((!is_empty).then(sender));
+                if is_empty {
+                    return Ok(None);
+                }
+                return Ok(Some(ResponseSender::new(stream, UnsentBody::Tonic(body))));
             }
         };
         head.insert(CONTENT_TYPE, GRPC_CONTENT_TYPE);
@@ -224,10 +230,10 @@ impl ResponseSender {
             Poll::Pending if self.stream.poll_reset(context).is_ready() => Poll::Ready(Sent::Done),
             Poll::Pending if self.data.is_empty() => Poll::Pending,
             Poll::Pending => {
-                let new = || {
-                    Box::new(Wait { end: Box::pin(sleep(timeout)), memory: input.call(CALL_BYTES + self.data.len()) })
-                };
-                let wait = self.wait.get_or_insert_with(new);
+                let wait = self.wait.get_or_insert_with(|| {
+                    let memory = input.call(CALL_BYTES + self.data.len());
+                    Box::new(Wait { end: Box::pin(sleep(timeout)), memory })
+                });
                 // The body, which is not polled now, can hold a part of a message.
                 let is_evicted = wait.memory.poll_end(context).is_ready() || self.body.poll_evicted(context).is_ready();
                 if is_evicted {

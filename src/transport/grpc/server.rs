@@ -139,12 +139,18 @@ impl Server {
         let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(ServerError::Worker)?;
         let (sender, receiver) = mpsc::channel(HAND_OVER_CAPACITY);
         let connections = Arc::new(AtomicUsize::new(0));
-        let (settings, tls, count) = (Arc::clone(&self.settings), self.tls.clone(), Arc::clone(&connections));
-        let (errors, budgets) = (Arc::clone(&self.errors), self.budgets.clone());
+        let context = WorkerContext {
+            settings: Arc::clone(&self.settings),
+            tls: self.tls.clone(),
+            budgets: self.budgets.clone(),
+            errors: Arc::clone(&self.errors),
+            shutdown,
+            connections: Arc::clone(&connections),
+        };
         let thread = thread::Builder::new().name(name.to_owned()).spawn(move || {
             runtime.block_on(async {
                 let methods = build().await;
-                work(receiver, &methods, (&settings, tls.as_ref(), &budgets), &errors, &shutdown, &count).await;
+                work(receiver, &methods, &context).await;
             });
             // A pending DNS lookup for a new connection to Redis must not delay the shutdown.
             runtime.shutdown_background();
@@ -214,8 +220,12 @@ impl Server {
         }
         drop(listener);
         let threads: Vec<_> = workers.into_iter().map(|worker| worker.thread).collect();
-        let joined = tokio::task::spawn_blocking(|| threads.into_iter().for_each(|thread| drop(thread.join())));
-        let _ = joined.await;
+        let joining = tokio::task::spawn_blocking(|| {
+            for thread in threads {
+                let _ = thread.join();
+            }
+        });
+        let _ = joining.await;
     }
 }
 
@@ -247,16 +257,21 @@ impl Drop for ConnectionGuard {
     }
 }
 
-async fn work<M: Methods>(
-    mut receiver: mpsc::Receiver<NewConnection>,
-    methods: &Arc<M>,
-    (settings, tls, budgets): (&Arc<Settings>, Option<&Arc<Tls>>, &Budgets),
-    errors: &Arc<CallerErrors>,
-    shutdown: &watch::Receiver<bool>,
-    count: &Arc<AtomicUsize>,
-) {
+/// State that the connections of a worker share.
+struct WorkerContext {
+    settings: Arc<Settings>,
+    tls: Option<Arc<Tls>>,
+    budgets: Budgets,
+    errors: Arc<CallerErrors>,
+    shutdown: watch::Receiver<bool>,
+    /// Number of connections of the worker.
+    connections: Arc<AtomicUsize>,
+}
+
+/// Serves the connections that a worker receives. When `shutdown` is true, waits until all have ended.
+async fn work<M: Methods>(mut receiver: mpsc::Receiver<NewConnection>, methods: &Arc<M>, worker: &WorkerContext) {
     let mut connections = tokio::task::JoinSet::new();
-    let mut stopping = shutdown.clone();
+    let mut stopping = worker.shutdown.clone();
     loop {
         let new = tokio::select! {
             new = receiver.recv() => new,
@@ -266,15 +281,20 @@ async fn work<M: Methods>(
         let Some(NewConnection { stream, slot }) = new else {
             break;
         };
-        let guard = ConnectionGuard(Arc::clone(count));
+        let guard = ConnectionGuard(Arc::clone(&worker.connections));
         let Ok(stream) = stream.take() else {
             continue;
         };
         let methods = Arc::clone(methods);
-        let settings = Arc::clone(settings);
-        let (tls, errors, shutdown) = (tls.cloned(), Arc::clone(errors), shutdown.clone());
+        let settings = Arc::clone(&worker.settings);
+        let tls = worker.tls.clone();
         let slot = Arc::new(slot);
-        let context = ConnectionContext { errors, budgets: budgets.clone(), slot: Arc::clone(&slot), shutdown };
+        let context = ConnectionContext {
+            errors: Arc::clone(&worker.errors),
+            budgets: worker.budgets.clone(),
+            slot: Arc::clone(&slot),
+            shutdown: worker.shutdown.clone(),
+        };
         let task = connections.spawn(async move {
             connection::serve(stream, methods, &settings, tls, context).await;
             drop(guard);
