@@ -34,24 +34,28 @@ pub(super) fn routes() -> Router {
 
 /// Responds with a file. Browsers revalidate it each time, and receive it only if it has changed.
 fn respond(path: &str, headers: &HeaderMap) -> Response {
-    let Some((file, media_type)) = Files::get(path).zip(media_type(path)) else {
+    let (Some(file), Some(media_type)) = (Files::get(path), media_type(path)) else {
         return (StatusCode::NOT_FOUND, "the console has no such file\n").into_response();
     };
     let hash: String = file.metadata.sha256_hash().iter().take(16).map(|byte| format!("{byte:02x}")).collect();
     let etag = format!("\"{hash}\"");
-    let names = |name: http::HeaderName| headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let caching = [(ETAG, etag.clone()), (CACHE_CONTROL, "no-cache".to_owned()), (VARY, "accept-encoding".to_owned())];
-    if names(IF_NONE_MATCH).split(',').any(|known| known.trim().trim_start_matches("W/") == etag) {
+    if header_text(headers, IF_NONE_MATCH).split(',').any(|known| known.trim().trim_start_matches("W/") == etag) {
         return (StatusCode::NOT_MODIFIED, caching).into_response();
     }
     let content_type = [(CONTENT_TYPE, media_type)];
-    if !names(ACCEPT_ENCODING).contains("gzip") {
+    if !header_text(headers, ACCEPT_ENCODING).contains("gzip") {
         return (caching, content_type, file.data.into_owned()).into_response();
     }
     let mut compressed = Vec::new();
     // Reading from memory cannot fail.
     let _ = GzEncoder::new(&file.data[..], Compression::default()).read_to_end(&mut compressed);
     (caching, content_type, [(CONTENT_ENCODING, "gzip")], compressed).into_response()
+}
+
+/// Returns the value of a header; empty if there is none, or if it is not a text.
+fn header_text(headers: &HeaderMap, name: http::HeaderName) -> &str {
+    headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
 }
 
 /// Returns the media type of a file by its name, or `None` for files that are not part of the console.

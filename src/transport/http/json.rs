@@ -36,11 +36,18 @@ use crate::{
 const MAX_COST: &str = "ratelimit-max-cost";
 const MALFORMED: &str = "the body is not a valid RateLimitRequest in JSON";
 
-/// The descriptors of the request and the response. Never `None`: the descriptor set is embedded in the program.
-static MESSAGES: LazyLock<Option<(MessageDescriptor, MessageDescriptor)>> = LazyLock::new(|| {
+/// The descriptors of the messages that are read and written as JSON.
+struct Messages {
+    request: MessageDescriptor,
+    response: MessageDescriptor,
+}
+
+/// The descriptors of the messages. Never `None`, because the descriptor set is embedded in the program.
+static MESSAGES: LazyLock<Option<Messages>> = LazyLock::new(|| {
     let pool = DescriptorPool::decode(FILE_DESCRIPTOR_SET).ok()?;
-    let message = |name| pool.get_message_by_name(&format!("envoy.service.ratelimit.v3.{name}"));
-    Some((message("RateLimitRequest")?, message("RateLimitResponse")?))
+    let request = pool.get_message_by_name("envoy.service.ratelimit.v3.RateLimitRequest")?;
+    let response = pool.get_message_by_name("envoy.service.ratelimit.v3.RateLimitResponse")?;
+    Some(Messages { request, response })
 });
 
 /// Handles a request to `/json`.
@@ -74,7 +81,7 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
     };
     // Only shed requests get Retry-After, because denials by envoyproxy/ratelimit do not have this header.
-    let retry_after = verdict.retry_after().filter(|_| verdict.is_shed());
+    let retry_after = if verdict.is_shed() { verdict.retry_after() } else { None };
     let mut response = Vec::new();
     encode(&verdict, &message, &handlers.response, &mut response);
     let Some(text) = to_json(&response) else {
@@ -117,29 +124,31 @@ fn transcode(body: &[u8]) -> Result<Vec<u8>, String> {
         Ok(message) => return texts::readable(&message).map(Cow::into_owned).map_err(|error| error.to_string()),
         Err(error) => error,
     };
-    match read(repair(body).as_bytes()) {
-        Ok(message) => {
-            let text = |text: &[u8]| texts::text_of(&bytes_of(text)).into_owned();
-            texts::rewritten(&message, &text).map_err(|error| error.to_string())
-        }
+    let Ok(message) = read(repair(body).as_bytes()) else {
         // The error about the caller's own text has the right position.
-        Err(_) => Err(error),
-    }
+        return Err(error);
+    };
+    texts::rewritten(&message, &original_text).map_err(|error| error.to_string())
+}
+
+/// Returns the text that stands for the original bytes of a text that [`repair`] has changed.
+fn original_text(repaired: &[u8]) -> String {
+    texts::text_of(&bytes_of(repaired)).into_owned()
 }
 
 fn read(body: &[u8]) -> Result<Vec<u8>, String> {
-    let Some((descriptor, _)) = &*MESSAGES else {
+    let Some(messages) = &*MESSAGES else {
         return Err("JSON is not available".into());
     };
     let mut json = serde_json::Deserializer::from_slice(body);
-    let message = DynamicMessage::deserialize(descriptor.clone(), &mut json);
+    let message = DynamicMessage::deserialize(messages.request.clone(), &mut json);
     let message = message.and_then(|message| json.end().map(|()| message));
     let message = message.map_err(|error| format!("{MALFORMED}: {error}"))?;
     Ok(message.encode_to_vec())
 }
 
 fn to_json(response: &[u8]) -> Option<String> {
-    let (_, descriptor) = MESSAGES.as_ref()?;
-    let message = DynamicMessage::decode(descriptor.clone(), response).ok()?;
+    let messages = MESSAGES.as_ref()?;
+    let message = DynamicMessage::decode(messages.response.clone(), response).ok()?;
     serde_json::to_string(&message).ok()
 }

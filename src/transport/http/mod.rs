@@ -148,7 +148,7 @@ impl Server {
     ) {
         let control = Handle::current();
         let (finished, finish) = oneshot::channel::<()>();
-        let serve = move || {
+        let spawned = thread::Builder::new().name("http".into()).spawn(move || {
             let mut runtime = runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().max_blocking_threads(MAX_PAGE_THREADS).build();
             match runtime {
@@ -159,8 +159,8 @@ impl Server {
                 Err(error) => tracing::error!(%error, "cannot serve HTTP"),
             }
             drop(finished);
-        };
-        match thread::Builder::new().name("http".into()).spawn(serve) {
+        });
+        match spawned {
             Ok(_) => drop(finish.await),
             Err(error) => tracing::error!(%error, "cannot serve HTTP"),
         }
@@ -175,15 +175,21 @@ impl Server {
         control: Handle,
     ) {
         let watching = tokio::spawn(watchdog);
-        let (handlers, console) = (Arc::new(handlers), Arc::new(console));
+        let handlers = Arc::new(handlers);
+        let console = Arc::new(console);
         let mut running = JoinSet::new();
         for (server, pages) in self.0 {
-            let (router, console, control) = (pages.router(&handlers, &control), Arc::clone(&console), control.clone());
-            let router_of = move |connection: &Connection<'_>| match pages {
-                Pages::All => router.clone().merge(on_runtime(&control, console.routes(connection))),
-                Pages::Debug | Pages::Metrics(_) => router.clone(),
-            };
-            running.spawn(server.run(router_of, stopping.clone()));
+            let router = pages.router(&handlers, &control);
+            let console = Arc::clone(&console);
+            let control = control.clone();
+            let serving = server.run(
+                move |connection: &Connection<'_>| match pages {
+                    Pages::All => router.clone().merge(on_runtime(&control, console.routes(connection))),
+                    Pages::Debug | Pages::Metrics(_) => router.clone(),
+                },
+                stopping.clone(),
+            );
+            running.spawn(serving);
         }
         while running.join_next().await.is_some() {}
         watching.abort();
@@ -351,9 +357,10 @@ async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
             text
         }
     };
-    let (code, readiness) = match handlers.shutting_down.load(Relaxed) {
-        true => (StatusCode::SERVICE_UNAVAILABLE, "shutting down"),
-        false => (StatusCode::OK, "ready"),
+    let (code, readiness) = if handlers.shutting_down.load(Relaxed) {
+        (StatusCode::SERVICE_UNAVAILABLE, "shutting down")
+    } else {
+        (StatusCode::OK, "ready")
     };
     let status = handlers.overrides.status();
     let overrides = match status.error {

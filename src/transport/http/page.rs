@@ -110,7 +110,10 @@ impl Versions {
         self.newest = None;
         let excess = (self.sent.len() + 1).saturating_sub(MAX_VERSIONS);
         for version in self.sent.drain(..excess) {
-            let closed = version.page.upgrade().map_or(0, |page| page.close_readers());
+            let closed = match version.page.upgrade() {
+                Some(page) => page.close_readers(),
+                None => 0,
+            };
             tracing::debug!(closed, "closed connections that did not read a page");
         }
     }

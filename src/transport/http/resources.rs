@@ -60,7 +60,7 @@ fn respond(result: Result<Option<Utilization>, ResourceError>) -> Response {
     match result {
         Ok(utilization) => {
             let body = UtilizationBody {
-                reporters: utilization.map_or(0, |utilization| utilization.reporters),
+                reporters: utilization.map(|utilization| utilization.reporters).unwrap_or_default(),
                 max: utilization.map(|utilization| utilization.max),
                 mean: utilization.map(|utilization| utilization.mean),
             };

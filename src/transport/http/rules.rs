@@ -22,7 +22,7 @@ pub(super) fn write(reloader: &Reloader) -> String {
         text += &format!("# {scope} {}, origin: {}\n", mode.name(), origin.name());
     }
     for rule in snapshot.rules().rules() {
-        let requests = rule.limit.as_ref().map_or(0, |limit| limit.requests());
+        let requests = rule.limit.as_ref().map(|limit| limit.requests()).unwrap_or_default();
         let (unit, multiplier) = match rule.limit.as_ref().map(|limit| limit.measure()) {
             Some(Measure::Rate { unit, multiplier }) => (unit.name().to_uppercase(), multiplier),
             Some(Measure::InFlight { .. }) => ("IN_FLIGHT".into(), 1),
@@ -30,10 +30,14 @@ pub(super) fn write(reloader: &Reloader) -> String {
         };
         let multiplier = if multiplier == 1 { String::new() } else { format!(" unit_multiplier={multiplier}") };
         // envoyproxy/ratelimit does not print the algorithm, so lines about fixed windows do not contain it either.
-        let algorithm = rule.limit.as_ref().filter(|limit| !limit.is_default()).map(|limit| limit.algorithm().name());
-        let algorithm = algorithm.map_or_else(String::new, |name| format!(" algorithm={name}"));
-        let mode = snapshot.modes().mode_of(&rule.labels[0], Some(rule));
-        let mode = mode.map_or_else(String::new, |mode| format!(", switched: {}", mode.name()));
+        let algorithm = match &rule.limit {
+            Some(limit) if !limit.is_default() => format!(" algorithm={}", limit.algorithm().name()),
+            Some(_) | None => String::new(),
+        };
+        let mode = match snapshot.modes().mode_of(&rule.labels[0], Some(rule)) {
+            Some(mode) => format!(", switched: {}", mode.name()),
+            None => String::new(),
+        };
         text += &format!(
             "{}: unit={unit}{multiplier}{algorithm} requests_per_unit={requests}, shadow_mode: {}, quota_mode: {}{mode}\n",
             rule.labels.join("."),

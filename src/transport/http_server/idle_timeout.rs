@@ -57,11 +57,19 @@ pub(super) struct IdleTimeout<S> {
     timeout: Duration,
     head_timeout: Duration,
     requests: Arc<Requests>,
-    /// The end of the wait for a head, and the number of requests before it. `None` while no head is expected.
-    head: Option<(Instant, u64)>,
+    /// `None` while no head is expected.
+    head: Option<ExpectedHead>,
     protocol: Protocol,
     last_byte: Instant,
     timer: Pin<Box<Sleep>>,
+}
+
+/// A wait for the head of a request.
+#[derive(Clone, Copy)]
+struct ExpectedHead {
+    end: Instant,
+    /// Number of requests that had begun when the wait began.
+    requests_before: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -81,7 +89,7 @@ impl<S> IdleTimeout<S> {
             head_timeout,
             requests,
             // The first head is expected immediately.
-            head: Some((now + head_timeout, 0)),
+            head: Some(ExpectedHead { end: now + head_timeout, requests_before: 0 }),
             protocol: Protocol::Unknown,
             last_byte: now,
             timer: Box::pin(sleep(head_timeout)),
@@ -99,9 +107,9 @@ impl<S> IdleTimeout<S> {
             return;
         }
         let begun = self.requests.begun.load(Relaxed);
-        let is_expected = self.head.is_some_and(|(_, before)| before == begun);
+        let is_expected = self.head.is_some_and(|head| head.requests_before == begun);
         if !is_expected && self.requests.in_progress.load(Relaxed) == 0 && !bytes.is_empty() {
-            self.head = Some((Instant::now() + self.head_timeout, begun));
+            self.head = Some(ExpectedHead { end: Instant::now() + self.head_timeout, requests_before: begun });
         }
     }
 
@@ -112,9 +120,11 @@ impl<S> IdleTimeout<S> {
             return poll;
         }
         let begun = self.requests.begun.load(Relaxed);
-        self.head = self.head.filter(|(_, before)| *before == begun);
-        let idle_end = self.last_byte + self.timeout;
-        let end = self.head.map_or(idle_end, |(head_end, _)| head_end.min(idle_end));
+        self.head = self.head.filter(|head| head.requests_before == begun);
+        let mut end = self.last_byte + self.timeout;
+        if let Some(head) = self.head {
+            end = end.min(head.end);
+        }
         if self.timer.deadline() != end {
             self.timer.as_mut().reset(end);
         }

@@ -150,8 +150,10 @@ impl HttpServer {
         if let Some(tls) = &self.tls {
             tokio::spawn(Arc::clone(tls).follow());
         }
-        let (connections, graceful) = (self.connections, GracefulShutdown::new());
-        let (waiting, log_accept_error) = (Arc::new(Semaphore::new(MAX_WAITING)), LogThrottle::default());
+        let connections = self.connections;
+        let graceful = GracefulShutdown::new();
+        let waiting = Arc::new(Semaphore::new(MAX_WAITING));
+        let log_accept_error = LogThrottle::default();
         loop {
             let (stream, peer) = tokio::select! {
                 accepted = listener.accept() => match accepted {
@@ -179,8 +181,8 @@ impl HttpServer {
                 requests: Arc::default(),
                 waiting: Arc::clone(&waiting),
             };
-            let (tls, router, watcher) = (self.tls.clone(), router.clone(), graceful.watcher());
-            let task = tokio::spawn(serve((stream, peer), tls, router, Arc::new(output), watcher));
+            let serving = serve(stream, peer, self.tls.clone(), router.clone(), Arc::new(output), graceful.watcher());
+            let task = tokio::spawn(serving);
             slot.set_task(task.abort_handle());
         }
         drop(listener);
@@ -189,7 +191,8 @@ impl HttpServer {
 }
 
 async fn serve(
-    (stream, peer): (TcpStream, SocketAddr),
+    stream: TcpStream,
+    peer: SocketAddr,
     tls: Option<Arc<Tls>>,
     router: impl Fn(&Connection<'_>) -> Router,
     output: Arc<Output>,
@@ -240,7 +243,8 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
 
 /// Handles a request within the bounds of memory and time.
 async fn handle(State(output): State<Arc<Output>>, mut request: Request, next: Next) -> Response {
-    let (call, _request) = (output.slot.begin_call(), output.requests.begin());
+    let call = output.slot.begin_call();
+    let _request = output.requests.begin();
     let is_grpc = request_body::is_grpc(&request);
     request.extensions_mut().insert(Authenticated(Arc::clone(&output.slot)));
     let (request, input) = match request_body::reserve(request, &output.budget, &output.waiting).await {

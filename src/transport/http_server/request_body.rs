@@ -61,7 +61,8 @@ pub(super) async fn reserve(
     budget: &Budget,
     waiting: &Semaphore,
 ) -> Result<(Request, Option<Input>), Rejection> {
-    let (head_bytes, is_empty) = (head_bytes(&request), request.body().is_end_stream());
+    let head_bytes = head_bytes(&request);
+    let is_empty = request.body().is_end_stream();
     let is_small = head_bytes <= SMALL_HEAD_BYTES;
     if is_empty && is_small {
         return Ok((request, None));
@@ -94,9 +95,14 @@ pub(super) fn is_grpc(request: &Request) -> bool {
 }
 
 fn head_bytes(request: &Request) -> usize {
-    let headers = request.headers().iter();
-    let headers: usize = headers.map(|(name, value)| name.as_str().len() + value.len() + HEADER_BYTES).sum();
-    headers + request.uri().path_and_query().map_or(0, |target| target.as_str().len())
+    let mut bytes = 0;
+    for (name, value) in request.headers() {
+        bytes += name.as_str().len() + value.len() + HEADER_BYTES;
+    }
+    if let Some(target) = request.uri().path_and_query() {
+        bytes += target.as_str().len();
+    }
+    bytes
 }
 
 /// The body of a request. It fails if it makes no progress, or if its reservation is evicted.
@@ -136,7 +142,7 @@ impl RequestBody {
         let bytes = match &self.received {
             Received::Nothing | Received::End => 0,
             Received::Head(bytes) => *bytes,
-            Received::Frame(frame) => frame.data_ref().map_or(0, Bytes::len) * self.copies,
+            Received::Frame(frame) => frame.data_ref().map(Bytes::len).unwrap_or_default() * self.copies,
         };
         if bytes > 0 && ready!(self.input.state().reservation.poll_grow(bytes, context)).is_err() {
             return Poll::Ready(Err(Rejection::NoMemory));

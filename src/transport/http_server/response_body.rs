@@ -140,9 +140,10 @@ impl HttpBody for ResponseBody {
     fn size_hint(&self) -> SizeHint {
         let waiting = match &self.next {
             Next::Nothing => 0,
-            Next::Waiting(bytes, _) => bytes.len() as u64,
-            Next::Reserved(frame) => frame.data_ref().map_or(0, |bytes| bytes.len() as u64),
+            Next::Waiting(bytes, _) => bytes.len(),
+            Next::Reserved(frame) => frame.data_ref().map(Bytes::len).unwrap_or_default(),
         };
+        let waiting = waiting as u64;
         let rest = self.inner.size_hint();
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower() + waiting);
