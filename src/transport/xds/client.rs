@@ -75,7 +75,11 @@ impl From<Status> for Disconnect {
         while let Some(deeper) = cause.and_then(std::error::Error::source) {
             cause = Some(deeper);
         }
-        Self::Stream(cause.map_or_else(|| status.message().to_owned(), ToString::to_string))
+        let message = match cause {
+            Some(cause) => cause.to_string(),
+            None => status.message().to_owned(),
+        };
+        Self::Stream(message)
     }
 }
 
@@ -192,12 +196,8 @@ impl Client {
             let (files, value) = read(&resources).inspect_err(|error| {
                 tracing::error!("cannot read an update of the control plane; keeping the current rules: {error}");
             })?;
-            let locate = |diagnostics: &mut Vec<Diagnostic>| {
-                let configs: Vec<_> =
-                    resources.iter().filter_map(|resource| RateLimitConfig::decode(&*resource.value).ok()).collect();
-                convert::locate(diagnostics, &configs);
-            };
-            reloader.push(&files, locate).map_err(|error| crate::metrics::chain(&error))?;
+            let pushed = reloader.push(&files, |diagnostics| locate(diagnostics, &resources));
+            pushed.map_err(|error| crate::metrics::chain(&error))?;
             Ok(value)
         });
         let result = result.await.unwrap_or_else(|error| Err(error.to_string()));
@@ -240,4 +240,11 @@ impl Client {
             observe_counter(meter, name, description, move || read(&this).get());
         }
     }
+}
+
+/// Replaces the lines in diagnostics by the resources of the update and their descriptors.
+fn locate(diagnostics: &mut Vec<Diagnostic>, resources: &[Any]) {
+    let configs: Vec<_> =
+        resources.iter().filter_map(|resource| RateLimitConfig::decode(&*resource.value).ok()).collect();
+    convert::locate(diagnostics, &configs);
 }

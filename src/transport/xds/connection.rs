@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    path::{Path, PathBuf},
+    path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
@@ -26,6 +26,7 @@ const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 const PING_INTERVAL: Duration = Duration::from_secs(6 * 60);
 /// Timeout for the reply to a ping.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
+
 impl Client {
     /// Connects and reconnects. Never returns.
     pub async fn run(self: Arc<Self>) {
@@ -87,22 +88,27 @@ impl Client {
         if self.server.scheme_str() != Some("https") {
             return Ok(endpoint);
         }
-        let read = |read: fn(&Path) -> io::Result<Vec<u8>>, path: &PathBuf| {
-            read(path).map_err(|source| Disconnect::File { path: path.clone(), source })
-        };
-        let files = &self.settings.tls;
-        let mut tls = match &files.ca_file {
+        let settings = &self.settings.tls;
+        let mut tls = match &settings.ca_file {
             Some(path) => {
-                ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(files::read_authorities, path)?))
+                let authorities = read_file(files::read_authorities, path)?;
+                ClientTlsConfig::new().ca_certificate(Certificate::from_pem(authorities))
             }
             None => ClientTlsConfig::new().with_native_roots(),
         };
-        if let (Some(cert), Some(key)) = (&files.cert_file, &files.key_file) {
-            tls = tls.identity(Identity::from_pem(read(files::read_certificates, cert)?, read(files::read_key, key)?));
+        if let (Some(cert_file), Some(key_file)) = (&settings.cert_file, &settings.key_file) {
+            let certificates = read_file(files::read_certificates, cert_file)?;
+            let key = read_file(files::read_key, key_file)?;
+            tls = tls.identity(Identity::from_pem(certificates, key));
         }
-        if let Some(name) = &files.server_name {
+        if let Some(name) = &settings.server_name {
             tls = tls.domain_name(name.clone());
         }
         Ok(endpoint.tls_config(tls)?)
     }
+}
+
+/// Reads a file of the TLS settings.
+fn read_file(read: fn(&Path) -> io::Result<Vec<u8>>, path: &Path) -> Result<Vec<u8>, Disconnect> {
+    read(path).map_err(|source| Disconnect::File { path: path.to_owned(), source })
 }

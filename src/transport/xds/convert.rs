@@ -47,8 +47,12 @@ fn name(config: &RateLimitConfig) -> &str {
 pub(super) fn locate(diagnostics: &mut Vec<Diagnostic>, configs: &[RateLimitConfig]) {
     let more = diagnostics.len().saturating_sub(MAX_DIAGNOSTICS);
     diagnostics.truncate(MAX_DIAGNOSTICS);
-    diagnostics.iter_mut().for_each(|diagnostic| locate_one(diagnostic, configs));
-    if let Some(last) = diagnostics.last_mut().filter(|_| more > 0) {
+    for diagnostic in diagnostics.iter_mut() {
+        locate_one(diagnostic, configs);
+    }
+    if more > 0
+        && let Some(last) = diagnostics.last_mut()
+    {
         last.message += &format!("; and {more} more");
     }
 }
@@ -153,7 +157,10 @@ fn write_rate_limit(text: &mut String, policy: &RateLimitPolicy, has_extensions:
     let unit = RateLimitUnit::try_from(policy.unit);
     let has_unit = unit != Ok(RateLimitUnit::Unknown);
     if has_unit || !(policy.unlimited || has_extensions) {
-        let name = unit.map_or_else(|_| policy.unit.to_string(), |unit| unit.as_str_name().to_owned());
+        let name = match unit {
+            Ok(unit) => unit.as_str_name().to_owned(),
+            Err(_) => policy.unit.to_string(),
+        };
         write_pair(text, "unit", &Json::from(name));
     }
     if has_unit || policy.requests_per_unit > 0 {
@@ -201,7 +208,10 @@ fn json_number(number: f64) -> Json {
     if whole as f64 == number {
         return Json::from(whole);
     }
-    Number::from_f64(number).map_or_else(|| Json::from(number.to_string()), Json::Number)
+    match Number::from_f64(number) {
+        Some(number) => Json::Number(number),
+        None => Json::from(number.to_string()),
+    }
 }
 
 #[cfg(test)]

@@ -63,8 +63,12 @@ impl Settings {
     /// Returns the settings without the values of headers, for printing.
     #[must_use]
     pub fn masked(&self) -> Self {
-        let name = |header: &String| format!("{}=***", header.split_once('=').map_or("", |(name, _)| name));
-        Self { headers: self.headers.iter().map(name).collect(), ..self.clone() }
+        let mut headers = Vec::with_capacity(self.headers.len());
+        for header in &self.headers {
+            let (name, _) = header.split_once('=').unwrap_or_default();
+            headers.push(format!("{name}=***"));
+        }
+        Self { headers, ..self.clone() }
     }
 }
 

@@ -105,12 +105,14 @@ pub(super) async fn delta(client: &Client, mut ads: Ads, known: &mut KnownResour
         // Only the pause matters: together with other resources, the same update may be valid now.
         let _ = rejected.error_if_repeated(digest).await;
         let mut next = known.clone();
-        let read = move |resources: &[Any]| {
-            removed_resources.iter().for_each(|name| drop(next.remove(name)));
+        let applying = client.apply_update(resources, move |resources| {
+            for name in &removed_resources {
+                next.remove(name);
+            }
             next.extend(names.into_iter().zip(files(&type_url, resources)?));
             Ok((next.values().cloned().collect(), next))
-        };
-        let result = client.apply_update(resources, read).await.map(|next| *known = next);
+        });
+        let result = applying.await.map(|next| *known = next);
         rejected.record(digest, &result);
         let reply = DeltaDiscoveryRequest {
             type_url: TYPE_URL.into(),
@@ -164,8 +166,11 @@ fn digest(resources: &[Any]) -> [u8; 32] {
 /// Returns a sender, and the stream of the items that are sent.
 fn outgoing<T>() -> (mpsc::Sender<T>, impl Stream<Item = T>) {
     let (sender, receiver) = mpsc::channel(1);
-    let next = |mut receiver: mpsc::Receiver<T>| async { receiver.recv().await.map(|item| (item, receiver)) };
-    (sender, stream::unfold(receiver, next))
+    let items = stream::unfold(receiver, |mut receiver| async {
+        let item = receiver.recv().await?;
+        Some((item, receiver))
+    });
+    (sender, items)
 }
 
 async fn send<T>(requests: &mpsc::Sender<T>, request: T) -> Result<(), Disconnect> {
@@ -177,14 +182,17 @@ fn files(type_url: &str, resources: &[Any]) -> Result<Vec<SourceFile>, String> {
     if type_url != TYPE_URL {
         return Err(format!("the response has type {type_url:?}, expected {TYPE_URL:?}"));
     }
-    let read = |(index, resource): (usize, &Any)| {
+    let mut files = Vec::new();
+    for (index, resource) in resources.iter().enumerate() {
         if resource.type_url != TYPE_URL {
             return Err(format!("resource {index} has type {:?}, expected {TYPE_URL:?}", resource.type_url));
         }
-        let config = RateLimitConfig::decode(&*resource.value);
-        config.map(|config| convert::file(&config)).map_err(|error| format!("resource {index} cannot be read: {error}"))
-    };
-    resources.iter().enumerate().map(read).collect()
+        match RateLimitConfig::decode(&*resource.value) {
+            Ok(config) => files.push(convert::file(&config)),
+            Err(error) => return Err(format!("resource {index} cannot be read: {error}")),
+        }
+    }
+    Ok(files)
 }
 
 /// Returns the error of a NACK, or `None` for an ACK.
