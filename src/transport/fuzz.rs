@@ -288,8 +288,8 @@ pub fn quota_reports(input: &[u8]) {
         let actions = service.runtime.block_on(session.report(&domain, usages));
         actions.unwrap_or_else(|error| panic!("{error}"))
     });
-    let denied = |action: &BucketAction| matches!(action, BucketAction::Assign(_, Quota::DenyAll, _));
-    assert!(actions.iter().any(denied), "{actions:?}");
+    let is_denied = actions.iter().any(|action| matches!(action, BucketAction::Assign(_, Quota::DenyAll, _)));
+    assert!(is_denied, "{actions:?}");
     let Ok((domain, usages)) = quotas::read(input, Limits::default()) else {
         return;
     };

@@ -89,8 +89,16 @@ impl QuotaService {
         let (sender, receiver) = mpsc::channel(QUEUED_RESPONSES);
         let session = self.quotas.session(caller(request.headers()));
         let reports = Messages::new(request.into_body(), Arc::clone(&input));
-        let (errors, large) = (Arc::clone(&self.errors), Arc::clone(&self.large));
-        let stream = Stream { session, reports, sender, input, errors, large, limits: self.limits, leaving };
+        let stream = Stream {
+            session,
+            reports,
+            sender,
+            input,
+            errors: Arc::clone(&self.errors),
+            large: Arc::clone(&self.large),
+            limits: self.limits,
+            leaving,
+        };
         self.runtime.spawn(stream.run(self.stopping.clone()));
         receiver
     }
@@ -155,10 +163,11 @@ impl Stream {
 
     async fn report(&mut self, message: &Bytes) -> Result<Vec<BucketAction>, RequestError> {
         let large = Arc::clone(&self.large);
-        let permit = match message.len() > LARGE_MESSAGE_BYTES {
+        let permit = if message.len() > LARGE_MESSAGE_BYTES {
             // An error means that the semaphore is closed, which it never is.
-            true => large.acquire().await.ok(),
-            false => None,
+            large.acquire().await.ok()
+        } else {
+            None
         };
         let (domain, usages) = read(message, self.limits)?;
         let actions = self.session.report(&domain, usages).await?;
@@ -201,7 +210,8 @@ impl From<QuotaError> for RequestError {
 
 /// Reads a `RateLimitQuotaUsageReports`: `domain`, `bucket_quota_usages`.
 pub(super) fn read(message: &[u8], limits: Limits) -> Result<(Cow<'_, str>, Vec<Usage>), RequestError> {
-    let (mut domain, mut usages) = (Cow::Borrowed(""), Vec::new());
+    let mut domain = Cow::Borrowed("");
+    let mut usages = Vec::new();
     for field in Fields::new(message) {
         match field? {
             (1, value) => domain = text_of(value.bytes()?),
@@ -222,7 +232,9 @@ type RawEntry<'m> = (&'m [u8], &'m [u8]);
 /// Reads a `BucketQuotaUsage`: `bucket_id`, `time_elapsed`, `num_requests_allowed`, `num_requests_denied`.
 fn read_usage(fields: Fields<'_>, limits: Limits) -> Result<Usage, RequestError> {
     let mut entries = SmallVec::new();
-    let (mut seconds, mut allowed, mut denied) = (0, 0, 0);
+    let mut seconds = 0;
+    let mut allowed = 0;
+    let mut denied = 0;
     for field in fields {
         match field? {
             (1, value) => read_entries(value.message()?, &mut entries, limits.max_entries)?,
@@ -239,31 +251,43 @@ fn read_usage(fields: Fields<'_>, limits: Limits) -> Result<Usage, RequestError>
         }
     }
     entries.sort_unstable_by_key(|(key, _)| *key);
-    let (bucket, descriptor) = name(&entries);
+    let BucketName { bucket, descriptor } = name(&entries);
     let elapsed = Micros::from_secs(seconds.clamp(0, MAX_ELAPSED_SECS) as u64);
     Ok(Usage { bucket, descriptor, allowed, denied, elapsed })
 }
 
-/// Returns the name of a bucket, and its descriptor if that has other texts than the name.
+/// The name of a bucket, and its descriptor.
+struct BucketName {
+    bucket: BucketId,
+    /// `None` if the descriptor has the same texts as the name.
+    descriptor: Option<BucketId>,
+}
+
+/// Returns the name of a bucket with these entries.
 ///
 /// Envoy rejects a response with a name that is not UTF-8, and forgets its quotas. Such a bucket is counted, and never
 /// mentioned.
-fn name(entries: &[RawEntry<'_>]) -> (BucketId, Option<BucketId>) {
+fn name(entries: &[RawEntry<'_>]) -> BucketName {
     let mut names = SmallVec::<[(&str, &str); 3]>::new();
     let mut texts = SmallVec::<[(Cow<'_, str>, Cow<'_, str>); 3]>::new();
+    let mut is_changed = false;
     for (key, value) in entries {
-        texts.push((text_of(key), text_of(value)));
+        let key_text = text_of(key);
+        let value_text = text_of(value);
+        is_changed |= matches!(key_text, Cow::Owned(_)) || matches!(value_text, Cow::Owned(_));
+        texts.push((key_text, value_text));
         if let (Ok(key), Ok(value)) = (str::from_utf8(key), str::from_utf8(value)) {
             names.push((key, value));
         }
     }
-    let is_changed =
-        |(key, value): &(Cow<'_, str>, Cow<'_, str>)| matches!(key, Cow::Owned(_)) || matches!(value, Cow::Owned(_));
-    let descriptor = texts.iter().any(is_changed).then(|| texts.into_iter().collect::<BucketId>());
-    match descriptor {
-        Some(descriptor) if names.len() < entries.len() => (descriptor.into_unreadable(), None),
-        descriptor => (names.into_iter().collect(), descriptor),
+    if !is_changed {
+        return BucketName { bucket: names.into_iter().collect(), descriptor: None };
     }
+    let descriptor: BucketId = texts.into_iter().collect();
+    if names.len() < entries.len() {
+        return BucketName { bucket: descriptor.into_unreadable(), descriptor: None };
+    }
+    BucketName { bucket: names.into_iter().collect(), descriptor: Some(descriptor) }
 }
 
 /// Reads the entries of a `BucketId`. If a key occurs several times, its last value counts.
@@ -362,9 +386,9 @@ pub(super) fn read_with_prost(message: &[u8]) -> Option<(String, Vec<Usage>)> {
     let usages = message.bucket_quota_usages.into_iter().map(|usage| {
         let entries: std::collections::BTreeMap<_, _> =
             usage.bucket_id.unwrap_or_default().bucket.into_iter().collect();
-        let seconds = usage.time_elapsed.map_or(0, |elapsed| elapsed.seconds.clamp(0, MAX_ELAPSED_SECS));
+        let seconds = usage.time_elapsed.unwrap_or_default().seconds.clamp(0, MAX_ELAPSED_SECS);
         let entries: Vec<_> = entries.iter().map(|(key, value)| (key.as_bytes(), value.as_bytes())).collect();
-        let (bucket, descriptor) = name(&entries);
+        let BucketName { bucket, descriptor } = name(&entries);
         Usage {
             bucket,
             descriptor,

@@ -38,7 +38,8 @@ impl ResourceService {
 #[tonic::async_trait]
 impl resource_service_server::ResourceService for ResourceService {
     async fn report(&self, request: Request<ReportRequest>) -> Result<Response<v1::Utilization>, Status> {
-        let (reports, request) = (self.reports.clone(), request.into_inner());
+        let reports = self.reports.clone();
+        let request = request.into_inner();
         self.run(async move {
             let ReportRequest { resource, reporter, utilization, ttl_us } = &request;
             let ttl = Micros::new(*ttl_us);
@@ -48,7 +49,8 @@ impl resource_service_server::ResourceService for ResourceService {
     }
 
     async fn get(&self, request: Request<GetRequest>) -> Result<Response<v1::Utilization>, Status> {
-        let (reports, request) = (self.reports.clone(), request.into_inner());
+        let reports = self.reports.clone();
+        let request = request.into_inner();
         self.run(async move { reports.get(&request.resource).await }).await
     }
 }

@@ -38,9 +38,11 @@ fn is_ambiguous(text: &str) -> bool {
 }
 
 fn contains_escaped_byte(text: &str) -> bool {
-    let is_escaped_byte =
-        |four: &[u8]| matches!(four, [b'\\', b'x', b'8' | b'9' | b'a'..=b'f', b'0'..=b'9' | b'a'..=b'f']);
     text.as_bytes().windows(4).any(is_escaped_byte)
+}
+
+fn is_escaped_byte(four: &[u8]) -> bool {
+    matches!(four, [b'\\', b'x', b'8' | b'9' | b'a'..=b'f', b'0'..=b'9' | b'a'..=b'f'])
 }
 
 fn escaped(bytes: &[u8]) -> String {
