@@ -93,7 +93,10 @@ impl AnyStore {
     /// Returns the name of the topology: `memory`, `server`, `sentinel`, `cluster` or `ring`.
     #[must_use]
     pub fn topology(&self) -> &'static str {
-        self.redis().map_or("memory", Redis::topology)
+        match self.redis() {
+            Some(redis) => redis.topology(),
+            None => "memory",
+        }
     }
 
     /// Returns the name of each server and whether all workers are connected to it. The list is empty in memory.

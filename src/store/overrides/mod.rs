@@ -44,7 +44,9 @@ impl OverrideStore {
     pub async fn put_rule_set(&self, digest: &str, text: &str) -> Result<(), OverrideStoreError> {
         match self {
             Self::Journal(journal) => {
-                let (journal, digest, text) = (Arc::clone(journal), digest.to_owned(), text.to_owned());
+                let journal = Arc::clone(journal);
+                let digest = digest.to_owned();
+                let text = text.to_owned();
                 in_background(move || lock(&journal).put_rule_set(&digest, &text)).await
             }
             Self::Redis(redis) => Ok(redis.put_rule_set(digest, text).await?),
@@ -59,7 +61,8 @@ impl OverrideStore {
     pub async fn get_rule_set(&self, digest: &str) -> Result<Option<String>, OverrideStoreError> {
         match self {
             Self::Journal(journal) => {
-                let (journal, digest) = (Arc::clone(journal), digest.to_owned());
+                let journal = Arc::clone(journal);
+                let digest = digest.to_owned();
                 in_background(move || lock(&journal).get_rule_set(&digest)).await
             }
             Self::Redis(redis) => Ok(redis.get_rule_set(digest).await?),

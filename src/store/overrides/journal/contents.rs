@@ -49,14 +49,17 @@ impl Contents {
         path: &Path,
         on_override: &mut dyn FnMut(&str, u64, Option<&str>),
     ) -> Result<Self, JournalError> {
-        let file_error = |source| JournalError::File { path: path.to_owned(), source };
-        let size = file.metadata().map_err(file_error)?.len();
-        let copy = find_copy(file, size).map_err(file_error)?;
-        let (from, end) = copy.map_or((0, size), |copy| (copy.from, copy.end()));
+        let size = file.metadata().map_err(|error| JournalError::file(path, error))?.len();
+        let copy = find_copy(file, size).map_err(|error| JournalError::file(path, error))?;
+        let section = match copy {
+            Some(copy) => Section { file, at: copy.from, end: copy.end() },
+            None => Section { file, at: 0, end: size },
+        };
         let mut contents = Self { copy, ..Self::default() };
-        let mut lines = Lines::new(Section { file, at: from, end });
-        let (mut skipped, mut first_skipped) = (0, None);
-        while lines.read_next().map_err(file_error)? {
+        let mut lines = Lines::new(section);
+        let mut skipped = 0;
+        let mut first_skipped = None;
+        while lines.read_next().map_err(|error| JournalError::file(path, error))? {
             let line = if lines.is_too_long { None } else { serde_json::from_slice(&lines.text).ok() };
             match line {
                 Some(Line::CopyStart) => break,
@@ -112,7 +115,10 @@ pub(super) fn find_copy(file: &File, size: u64) -> io::Result<Option<CopyRange>>
     let Some((b'\n', before)) = end.split_last() else {
         return Ok(None);
     };
-    let start = before.iter().rposition(|byte| *byte == b'\n').map_or(0, |at| at + 1);
+    let start = match before.iter().rposition(|byte| *byte == b'\n') {
+        Some(line_break) => line_break + 1,
+        None => 0,
+    };
     let Ok(Line::CopyEnd(copy)) = serde_json::from_slice(&before[start..]) else {
         return Ok(None);
     };
@@ -155,14 +161,18 @@ impl<'f> Lines<'f> {
     /// Reads the next line. Returns `false` at the end, also before an incomplete last line.
     fn read_next(&mut self) -> io::Result<bool> {
         self.text.clear();
-        (self.bytes, self.is_too_long) = (0, false);
+        self.bytes = 0;
+        self.is_too_long = false;
         loop {
             let buffer = self.reader.fill_buf()?;
             if buffer.is_empty() {
                 return Ok(false);
             }
             let end = buffer.iter().position(|byte| *byte == b'\n');
-            let part = end.map_or(buffer, |end| &buffer[..=end]);
+            let part = match end {
+                Some(end) => &buffer[..=end],
+                None => buffer,
+            };
             self.is_too_long |= self.text.len() + part.len() > MAX_LINE_BYTES;
             if !self.is_too_long {
                 self.text.extend_from_slice(part);

@@ -92,7 +92,13 @@ impl JournalFile {
 
     /// Returns the length of the valid lines in bytes.
     pub(super) fn length(&self) -> u64 {
-        self.open.as_ref().map_or_else(|| self.read.as_ref().map_or(0, |read| read.length), |open| open.length)
+        if let Some(open) = &self.open {
+            return open.length;
+        }
+        match &self.read {
+            Some(read) => read.length,
+            None => 0,
+        }
     }
 
     /// Reads the file, and opens it for writes unless another process holds its lock.
@@ -101,13 +107,12 @@ impl JournalFile {
         on_override: &mut dyn FnMut(&str, u64, Option<&str>),
     ) -> Result<Contents, JournalError> {
         let path = self.path.clone();
-        let file_error = |source| JournalError::File { path: path.clone(), source };
         self.open = None;
-        let (file, is_locked) = open_and_lock(&path, true).map_err(file_error)?;
-        let real_path = fs::canonicalize(&path).map_err(file_error)?;
-        let fingerprint = Fingerprint::of(&file).map_err(file_error)?;
+        let (file, lock) = open_and_lock(&path, true).map_err(|error| JournalError::file(&path, error))?;
+        let real_path = fs::canonicalize(&path).map_err(|error| JournalError::file(&path, error))?;
+        let fingerprint = Fingerprint::of(&file).map_err(|error| JournalError::file(&path, error))?;
         let contents = Contents::read(&file, &path, on_override)?;
-        if is_locked {
+        if lock == Lock::Own {
             let mut open = OpenFile {
                 file,
                 real_path,
@@ -126,9 +131,12 @@ impl JournalFile {
             }
             self.open = Some(open);
         } else {
-            let size = file.metadata().map_err(file_error)?.len();
-            let is_same = size >= fingerprint.length && find_copy(&file, size).map_err(file_error)? == contents.copy;
-            if !is_same {
+            let size = file.metadata().map_err(|error| JournalError::file(&path, error))?.len();
+            if size < fingerprint.length {
+                return Err(JournalError::Changed { path });
+            }
+            let copy = find_copy(&file, size).map_err(|error| JournalError::file(&path, error))?;
+            if copy != contents.copy {
                 return Err(JournalError::Changed { path });
             }
         }
@@ -150,8 +158,8 @@ impl JournalFile {
             return false;
         };
         match open_and_lock(&self.path, false) {
-            Ok((_, true)) => true,
-            Ok((file, false)) => Fingerprint::of(&file).is_ok_and(|fingerprint| fingerprint != *read),
+            Ok((_, Lock::Own)) => true,
+            Ok((file, Lock::Held)) => Fingerprint::of(&file).is_ok_and(|fingerprint| fingerprint != *read),
             // The process that held the file has removed it.
             Err(error) => error.kind() == io::ErrorKind::NotFound,
         }
@@ -169,18 +177,17 @@ impl JournalFile {
     ///
     /// Returns an error if the bytes may not be in the file.
     pub(super) fn append(&mut self, bytes: &[u8]) -> Result<(), JournalError> {
-        let path = self.path.clone();
-        let file_error = |source| JournalError::File { path: path.clone(), source };
+        let path = &self.path;
         let Some(open) = &mut self.open else {
             return Err(self.not_writable());
         };
-        open.repair().map_err(file_error)?;
-        match open.name().map_err(file_error)? {
-            Name::Current => open.append(bytes).map_err(file_error),
-            Name::Removed | Name::Emptied => Err(file_error(io::ErrorKind::NotFound.into())),
+        open.repair().map_err(|error| JournalError::file(path, error))?;
+        match open.name().map_err(|error| JournalError::file(path, error))? {
+            Name::Current => open.append(bytes).map_err(|error| JournalError::file(path, error)),
+            Name::Removed | Name::Emptied => Err(JournalError::file(path, io::ErrorKind::NotFound.into())),
             Name::Changed => {
                 self.open = None;
-                Err(JournalError::Changed { path })
+                Err(JournalError::Changed { path: path.clone() })
             }
         }
     }
@@ -285,8 +292,10 @@ impl OpenFile {
             // An incomplete file would keep the disk full.
             let _ = fs::remove_file(&temporary);
         })?;
-        (self.file, self.length) = (file, length);
-        (self.must_truncate, self.copy) = (false, None);
+        self.file = file;
+        self.length = length;
+        self.must_truncate = false;
+        self.copy = None;
         // If the new name may not survive a crash, nothing is written to the new file.
         self.must_sync_name = disk::sync(&folder).is_err();
         Ok(())
@@ -317,8 +326,8 @@ enum Lock {
     Held,
 }
 
-/// Opens a regular file and tries to lock it. Returns whether this process may write to it.
-fn open_and_lock(path: &Path, create: bool) -> io::Result<(File, bool)> {
+/// Opens a regular file and tries to lock it. This process may write to it only with its own lock.
+fn open_and_lock(path: &Path, create: bool) -> io::Result<(File, Lock)> {
     loop {
         let file = OpenOptions::new().read(true).write(true).create(create).truncate(false).open(path)?;
         let metadata = file.metadata()?;
@@ -327,11 +336,11 @@ fn open_and_lock(path: &Path, create: bool) -> io::Result<(File, bool)> {
         }
         let id = file_id(&metadata)?;
         if try_lock(&file, path)? == Lock::Held {
-            return Ok((file, false));
+            return Ok((file, Lock::Held));
         }
         // The process that held the lock may have renamed another file over this one.
         match fs::metadata(path) {
-            Ok(named) if file_id(&named)? == id => return Ok((file, true)),
+            Ok(named) if file_id(&named)? == id => return Ok((file, Lock::Own)),
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::NotFound && create => {}
             Err(error) => return Err(error),

@@ -37,12 +37,14 @@ impl OpenFile {
     /// Writes lines to a file that has none.
     pub(super) fn fill(&mut self, write_lines: &WriteLines<'_>) -> io::Result<()> {
         // Until all lines are written, none of them is valid.
-        (self.length, self.must_truncate) = (0, true);
+        self.length = 0;
+        self.must_truncate = true;
         let mut writer = BufWriter::new(WriterAt { file: &self.file, offset: 0 });
         write_lines(&mut writer)?;
         let length = writer.into_inner().map_err(io::IntoInnerError::into_error)?.offset;
         disk::sync_data(&self.file)?;
-        (self.length, self.must_truncate) = (length, false);
+        self.length = length;
+        self.must_truncate = false;
         Ok(())
     }
 
@@ -69,7 +71,8 @@ impl OpenFile {
         let Some(copy) = self.copy else {
             return Ok(());
         };
-        let (mut chunk, mut moved) = (vec![0; CHUNK_BYTES], 0);
+        let mut chunk = vec![0; CHUNK_BYTES];
+        let mut moved = 0;
         while moved < copy.bytes {
             let rest = usize::try_from(copy.bytes - moved).unwrap_or(usize::MAX);
             let part = &mut chunk[..rest.min(CHUNK_BYTES)];
@@ -80,7 +83,8 @@ impl OpenFile {
         disk::sync_data(&self.file)?;
         disk::set_len(&self.file, copy.bytes)?;
         self.length = copy.bytes;
-        (self.copy, self.must_truncate) = (None, false);
+        self.copy = None;
+        self.must_truncate = false;
         Ok(())
     }
 }

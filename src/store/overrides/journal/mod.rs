@@ -69,6 +69,13 @@ pub enum JournalError {
     },
 }
 
+impl JournalError {
+    /// Creates the error for a file that cannot be read or written.
+    fn file(path: &Path, source: io::Error) -> Self {
+        Self::File { path: path.to_owned(), source }
+    }
+}
+
 /// A file with all overrides, and the recent changes in memory.
 pub struct Journal {
     file: Option<JournalFile>,
@@ -118,7 +125,8 @@ impl Journal {
             return Ok(Cursor::default());
         };
         let contents = file.load(&mut on_override)?;
-        (self.line_count, self.recent) = (contents.lines, contents.recent);
+        self.line_count = contents.lines;
+        self.recent = contents.recent;
         Ok(contents.cursor)
     }
 
@@ -150,7 +158,10 @@ impl Journal {
     /// Returns the length of the file in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.file.as_ref().map_or(0, JournalFile::length)
+        match &self.file {
+            Some(file) => file.length(),
+            None => 0,
+        }
     }
 
     /// Writes and syncs a change.
@@ -220,23 +231,14 @@ impl Journal {
             return Ok(());
         };
         let recent = &self.recent;
-        let write_lines = |to: &mut dyn Write| -> io::Result<()> {
-            for entry in overrides {
-                to.write_all(&encode(&Line::Override(entry.clone())))?;
-            }
-            to.write_all(&encode(&Line::Cursor(cursor.clone())))?;
-            for change in recent.iter() {
-                to.write_all(&encode(&Line::LoggedChange(change.clone())))?;
-            }
-            Ok(())
-        };
-        match file.rewrite(&write_lines) {
+        match file.rewrite(&|to| write_lines(to, cursor, overrides, recent)) {
             Ok(()) => {
                 self.line_count = overrides.len() + 1 + self.recent.iter().count();
-                (self.postponed, self.must_rewrite) = (0, false);
+                self.postponed = 0;
+                self.must_rewrite = false;
                 Ok(())
             }
-            Err(source) if self.must_rewrite => Err(JournalError::File { path: file.path().to_owned(), source }),
+            Err(source) if self.must_rewrite => Err(JournalError::file(file.path(), source)),
             Err(error) => {
                 let path = file.path().display();
                 tracing::warn!(%path, %error, "cannot shorten the override journal, which grows until that is possible");
@@ -279,9 +281,13 @@ impl Journal {
     /// Returns the version of the recent change that removed a target last, or 0 if there is none.
     #[must_use]
     pub fn removed_at(&self, target: &str) -> u64 {
-        let removes =
-            |change: &&Change| change.changes.iter().any(|changed| changed.target == target && changed.after.is_none());
-        self.recent.iter().filter(removes).map(|change| change.version).max().unwrap_or_default()
+        let mut version = 0;
+        for change in self.recent.iter() {
+            if change.changes.iter().any(|changed| changed.target == target && changed.after.is_none()) {
+                version = version.max(change.version);
+            }
+        }
+        version
     }
 
     /// Returns the version of the oldest recent change; 0 if no change has been removed from the recent ones.
@@ -326,6 +332,18 @@ impl Journal {
     }
 }
 
+/// Writes a line for each override and each recent change, and one for the cursor.
+fn write_lines(to: &mut dyn Write, cursor: &Cursor, overrides: &[Versioned], recent: &RecentChanges) -> io::Result<()> {
+    for entry in overrides {
+        to.write_all(&encode(&Line::Override(entry.clone())))?;
+    }
+    to.write_all(&encode(&Line::Cursor(cursor.clone())))?;
+    for change in recent.iter() {
+        to.write_all(&encode(&Line::LoggedChange(change.clone())))?;
+    }
+    Ok(())
+}
+
 /// Returns the path of a rule set next to the journal.
 fn rule_set_path(journal: &Path, digest: &str) -> PathBuf {
     // Characters with a meaning in paths are removed, although no digest contains them.
@@ -338,15 +356,17 @@ fn rule_set_path(journal: &Path, digest: &str) -> PathBuf {
 /// Writes a rule set to a temporary file and renames it.
 fn write_rule_set(path: &Path, text: &str) -> io::Result<()> {
     let temporary = path.with_extension("new");
-    let write = || {
-        let file = disk::create(&temporary)?;
-        disk::write_at(&file, text.as_bytes(), 0)?;
-        disk::sync(&file)?;
-        disk::rename(&temporary, path)
-    };
-    write().inspect_err(|_| {
+    if let Err(error) = write_and_rename(&temporary, path, text) {
         // An incomplete file would keep the disk full.
         let _ = fs::remove_file(&temporary);
-    })?;
+        return Err(error);
+    }
     disk::sync(&open_folder(path)?)
+}
+
+fn write_and_rename(temporary: &Path, path: &Path, text: &str) -> io::Result<()> {
+    let file = disk::create(temporary)?;
+    disk::write_at(&file, text.as_bytes(), 0)?;
+    disk::sync(&file)?;
+    disk::rename(temporary, path)
 }
