@@ -91,8 +91,12 @@ impl EngineFactory {
             top: Some(Arc::clone(&self.top)),
             settings: Arc::clone(&self.decisions),
         };
-        let (clock, metrics, recorder) = (self.clock.clone(), Arc::clone(&self.metrics), self.recorder.clone());
-        Decisions { engine, clock, metrics, recorder }
+        Decisions {
+            engine,
+            clock: self.clock.clone(),
+            metrics: Arc::clone(&self.metrics),
+            recorder: self.recorder.clone(),
+        }
     }
 }
 

@@ -112,7 +112,8 @@ impl Service {
         let servers = Servers::bind(settings, &telemetry, rules, &engines).await?;
         engines.store.start_tasks(&engines.local, &telemetry.clock, tasks);
         engine::wait_until_up(servers.store()).await;
-        let (store, grpc_port) = (servers.store(), servers.grpc_port());
+        let store = servers.store();
+        let grpc_port = servers.grpc_port();
         let operations = Operations::start(settings, &telemetry, rules, store, grpc_port, &engines).await?;
 
         observe(&telemetry, rules, &engines, &servers, &operations);

@@ -34,7 +34,8 @@ impl Operations {
         grpc_port: Option<u16>,
         engines: &EngineFactory,
     ) -> Result<Self, AppError> {
-        let (clock, reloader) = (telemetry.clock.clone(), Arc::clone(&rules.reloader));
+        let clock = telemetry.clock.clone();
+        let reloader = Arc::clone(&rules.reloader);
         let override_store = OverrideStore::for_counters(store, Journal::new(settings.overrides.file.clone()));
         let overrides = OverrideSync::new(
             override_store,

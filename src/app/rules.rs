@@ -32,8 +32,10 @@ pub(crate) fn source(settings: &Settings) -> Source {
         return Source::Pushed;
     }
     let filter = if settings.rules.all_files { FileFilter::All } else { FileFilter::Yaml };
-    let directory = |directory| Source::Directory(directory, filter);
-    settings.rules.dir.clone().map_or_else(|| Source::BuiltIn(examples()), directory)
+    match &settings.rules.dir {
+        Some(directory) => Source::Directory(directory.clone(), filter),
+        None => Source::BuiltIn(examples()),
+    }
 }
 
 /// The rules in force, and the component that loads them.
@@ -54,7 +56,8 @@ impl Rules {
             peers: settings.cluster.has_peers() && settings.store == "memory",
         };
         let resources = Arc::new(Resources::default());
-        let (clock, statistics) = (telemetry.clock.clone(), Arc::clone(&telemetry.statistics));
+        let clock = telemetry.clock.clone();
+        let statistics = Arc::clone(&telemetry.statistics);
         let reloader = Reloader::start(source(settings), options, clock, statistics, Arc::clone(&resources));
         let reloader = reloader.map_err(AppError::Rules)?;
         let control_plane = xds::Client::new(&settings.rules.xds, &reloader)?;

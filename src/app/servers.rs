@@ -76,9 +76,13 @@ impl Servers {
         let quota_service =
             QuotaService::new(quotas.clone(), settings.grpc.limits, Arc::clone(&errors), stopping.clone());
         for worker in 0..telemetry.workers {
-            let (engines, traces, tonic_services) = (engines.clone(), telemetry.traces.clone(), tonic_services.clone());
-            let (limits, response) = (settings.grpc.limits, settings.response.clone());
-            let (quota_service, errors) = (quota_service.clone(), Arc::clone(&errors));
+            let engines = engines.clone();
+            let traces = telemetry.traces.clone();
+            let tonic_services = tonic_services.clone();
+            let limits = settings.grpc.limits;
+            let response = settings.response.clone();
+            let quota_service = quota_service.clone();
+            let errors = Arc::clone(&errors);
             let name = format!("worker-{worker}");
             let watchdog = stalls.add(&name);
             grpc.start_worker(&name, stopping.clone(), move || async move {
@@ -146,7 +150,8 @@ impl Servers {
         self.log_addresses(settings).map_err(AppError::Process)?;
         let Self { grpc, http, admin, errors, decisions, reports, page, health, stop, stalls, pauses, .. } = self;
         let stopping = stop.subscribe();
-        let (store, clock) = (decisions.engine.store.clone(), decisions.clock.clone());
+        let store = decisions.engine.store.clone();
+        let clock = decisions.clock.clone();
         let Operations { overrides, candidates, activity, simulator } = operations;
         let reloader = Arc::clone(&rules.reloader);
         let actions = Admin {
@@ -194,9 +199,11 @@ impl Servers {
         if let Some(admin) = &self.admin {
             tracing::info!(target: "sluicegate::app", admin = %admin.local_addr()?, "serving the admin API");
         }
-        let (grpc, http_addrs) = (self.grpc.address()?, self.http.local_addrs()?);
-        let (http, others) = (http_addrs[0], &http_addrs[1..]);
-        let others = (!others.is_empty()).then(|| tracing::field::debug(others));
+        let grpc = self.grpc.address()?;
+        let http_addrs = self.http.local_addrs()?;
+        let http = http_addrs[0];
+        let others = &http_addrs[1..];
+        let others = if others.is_empty() { None } else { Some(tracing::field::debug(others)) };
         let store = store::redact(&settings.store);
         let workers = self.workers;
         tracing::info!(target: "sluicegate::app", %grpc, %http, others, store, workers, "serving");

@@ -73,11 +73,11 @@ pub(super) async fn stop_exporters(
     if let Some(statsd) = statsd {
         statsd.stop().await;
     }
-    let stop = move || {
+    let stopped = tokio::task::spawn_blocking(move || {
         if let Some(recorder) = recorder {
             recorder.finish();
         }
         telemetry.stop();
-    };
-    let _ = tokio::task::spawn_blocking(stop).await;
+    });
+    let _ = stopped.await;
 }

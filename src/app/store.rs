@@ -66,15 +66,14 @@ impl StoreSetup {
         let Self::Memory(memory) = self else {
             return metrics.observe(meter);
         };
-        let usage = |read: fn(store::memory::Usage) -> u64| {
-            let memory = Arc::clone(memory);
-            move || read(memory.usage())
-        };
-        let counters = usage(|usage| usage.counters);
-        observe_gauge(meter, "sluicegate_memory_counters", "Number of counters in memory", counters);
+        let description = "Number of counters in memory";
+        let store = Arc::clone(memory);
+        observe_gauge(meter, "sluicegate_memory_counters", description, move || store.usage().counters);
         let description = "Counters removed before they expired because memory.max_counters was reached";
-        observe_counter(meter, "sluicegate_memory_evictions_total", description, usage(|usage| usage.evicted));
+        let store = Arc::clone(memory);
+        observe_counter(meter, "sluicegate_memory_evictions_total", description, move || store.usage().evicted);
         let description = "Expired counters whose memory was reused";
-        observe_counter(meter, "sluicegate_memory_expirations_total", description, usage(|usage| usage.expired));
+        let store = Arc::clone(memory);
+        observe_counter(meter, "sluicegate_memory_expirations_total", description, move || store.usage().expired);
     }
 }

@@ -60,7 +60,8 @@ impl Telemetry {
 
     /// Returns a function that sums up the metrics of envoyproxy/ratelimit, for statsd and mapping files.
     pub(super) fn totals(&self, reloader: &Arc<Reloader>) -> impl Fn() -> Totals + Clone + Send + Sync + 'static {
-        let (statistics, metrics) = (Arc::clone(&self.statistics), Arc::clone(&self.decision_metrics));
+        let statistics = Arc::clone(&self.statistics);
+        let metrics = Arc::clone(&self.decision_metrics);
         let reloader = Arc::clone(reloader);
         move || {
             let mut totals = Totals::new();
