@@ -72,7 +72,10 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };
     let compiled = contents.compile(options);
     let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
-    let diagnostics = compiled.as_ref().map_or_else(|diagnostics| diagnostics, |(_, warnings)| warnings);
+    let diagnostics = match &compiled {
+        Ok((_, warnings)) => warnings,
+        Err(diagnostics) => diagnostics,
+    };
     match args.format {
         Format::Json => writeln!(io::stdout(), "{:#}", report::json(diagnostics))?,
         Format::Sarif => writeln!(io::stdout(), "{:#}", report::sarif(diagnostics))?,

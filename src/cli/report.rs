@@ -6,34 +6,23 @@ use crate::rules::{Diagnostic, Location, Severity};
 
 /// Returns the diagnostics as a JSON list.
 pub(super) fn json(diagnostics: &[Diagnostic]) -> Value {
-    let diagnostic = |Diagnostic { file, location, severity, message }: &Diagnostic| {
-        let location = Some(location).filter(|location| location.line > 0);
-        json!({
-            "file": file,
-            "line": location.map(|location| location.line),
-            "column": location.map(|location| location.column),
-            "severity": name(*severity),
-            "message": message,
-        })
-    };
-    diagnostics.iter().map(diagnostic).collect()
+    diagnostics.iter().map(json_diagnostic).collect()
+}
+
+fn json_diagnostic(Diagnostic { file, location, severity, message }: &Diagnostic) -> Value {
+    let location = if location.line > 0 { Some(location) } else { None };
+    json!({
+        "file": file,
+        "line": location.map(|location| location.line),
+        "column": location.map(|location| location.column),
+        "severity": name(*severity),
+        "message": message,
+    })
 }
 
 /// Returns the diagnostics in the Static Analysis Results Interchange Format (OASIS SARIF 2.1.0), which code hosts
 /// display next to the source lines.
 pub(super) fn sarif(diagnostics: &[Diagnostic]) -> Value {
-    let result = |Diagnostic { file, location, severity, message }: &Diagnostic| {
-        let mut physical_location = json!({ "artifactLocation": { "uri": uri(file) } });
-        if let Location { line: 1.., column } = location {
-            physical_location["region"] = json!({ "startLine": location.line, "startColumn": column });
-        }
-        json!({
-            "ruleId": "rules",
-            "level": name(*severity),
-            "message": { "text": message },
-            "locations": [{ "physicalLocation": physical_location }],
-        })
-    };
     json!({
         "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
         "version": "2.1.0",
@@ -44,8 +33,21 @@ pub(super) fn sarif(diagnostics: &[Diagnostic]) -> Value {
                 "rules": [{ "id": "rules", "shortDescription": { "text": "A rule file must be valid." } }],
             } },
             "columnKind": "unicodeCodePoints",
-            "results": diagnostics.iter().map(result).collect::<Vec<_>>(),
+            "results": diagnostics.iter().map(sarif_result).collect::<Vec<_>>(),
         }],
+    })
+}
+
+fn sarif_result(Diagnostic { file, location, severity, message }: &Diagnostic) -> Value {
+    let mut physical_location = json!({ "artifactLocation": { "uri": uri(file) } });
+    if let Location { line: 1.., column } = location {
+        physical_location["region"] = json!({ "startLine": location.line, "startColumn": column });
+    }
+    json!({
+        "ruleId": "rules",
+        "level": name(*severity),
+        "message": { "text": message },
+        "locations": [{ "physicalLocation": physical_location }],
     })
 }
 

@@ -89,32 +89,55 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
 /// Parses a node as `name` or `name*weight`.
 fn parse_node(text: &str) -> anyhow::Result<(String, u32)> {
     let (name, weight) = text.split_once('*').unwrap_or((text, "1"));
-    let weight = weight.parse().ok().filter(|weight| *weight > 0);
-    let weight = weight.filter(|_| !name.is_empty()).with_context(|| format!("{text:?} is not NAME or NAME*WEIGHT"))?;
-    Ok((name.to_owned(), weight))
+    match weight.parse::<u32>() {
+        Ok(weight) if weight > 0 && !name.is_empty() => Ok((name.to_owned(), weight)),
+        _ => bail!("{text:?} is not NAME or NAME*WEIGHT"),
+    }
 }
 
 /// Prints whether the shard would move, and the shares of the nodes before and after the change.
 fn print_moves(shard: &str, before: &[(String, u32)], after: &[(String, u32)]) {
-    let ring = |nodes: &[(String, u32)]| Ring::new(nodes.iter().map(|(name, weight)| (name.as_str(), *weight)));
-    let (old, new) = (ring(before), ring(after));
-    let name = |nodes: &[(String, u32)], ring: &Ring, shard: &str| {
-        ring.node_of(shard.as_bytes()).map(|index| nodes[index].0.clone()).unwrap_or_default()
-    };
-    let (from, to) = (name(before, &old, shard), name(after, &new, shard));
+    let old = ring(before);
+    let new = ring(after);
+    let from = node_name(before, &old, shard);
+    let to = node_name(after, &new, shard);
     println!("after {}", if from == to { format!("stays on {from}") } else { format!("moves from {from} to {to}") });
-    let mut shares: BTreeMap<String, [usize; 2]> = BTreeMap::new();
+    let mut shares: BTreeMap<&str, Shares> = BTreeMap::new();
     let mut moved = 0;
     for number in 0..SAMPLED_SHARDS {
         let shard = format!("sample|{number}");
-        let (from, to) = (name(before, &old, &shard), name(after, &new, &shard));
+        let from = node_name(before, &old, &shard);
+        let to = node_name(after, &new, &shard);
         moved += usize::from(from != to);
-        shares.entry(from).or_default()[0] += 1;
-        shares.entry(to).or_default()[1] += 1;
+        shares.entry(from).or_default().before += 1;
+        shares.entry(to).or_default().after += 1;
     }
-    let percent = |count: usize| count as f64 * 100.0 / SAMPLED_SHARDS as f64;
     println!("{:.1}% of all shards move", percent(moved));
-    for (name, [from, to]) in shares {
-        println!("  {name}: {:.1}% before, {:.1}% after", percent(from), percent(to));
+    for (name, Shares { before, after }) in shares {
+        println!("  {name}: {:.1}% before, {:.1}% after", percent(before), percent(after));
     }
+}
+
+/// Number of sampled shards of one node, before and after the change of the ring.
+#[derive(Default)]
+struct Shares {
+    before: usize,
+    after: usize,
+}
+
+fn ring(nodes: &[(String, u32)]) -> Ring {
+    Ring::new(nodes.iter().map(|(name, weight)| (name.as_str(), *weight)))
+}
+
+/// Returns the name of the node that has the shard, or an empty name if the ring has no nodes.
+fn node_name<'n>(nodes: &'n [(String, u32)], ring: &Ring, shard: &str) -> &'n str {
+    match ring.node_of(shard.as_bytes()) {
+        Some(index) => &nodes[index].0,
+        None => "",
+    }
+}
+
+/// Returns a number of sampled shards as a percentage of all of them.
+fn percent(shards: usize) -> f64 {
+    shards as f64 * 100.0 / SAMPLED_SHARDS as f64
 }

@@ -18,9 +18,9 @@ use sluicegate_ctl::{eprint, eprintln, println};
 use crate::{
     replay::{Hits, Replay, RuleHits, Suggestions, page},
     rules::source::{LoadError, Source},
-    rules::{self, Options, RuleSet},
+    rules::{self, Options, Rule, RuleSet},
     traffic::{
-        self, Reader,
+        self, Reader, RecordedRequest,
         access_log::{LineError, Mapping, SkippedLines},
     },
 };
@@ -82,11 +82,24 @@ struct Batch {
     skipped: SkippedLines,
 }
 
+impl Batch {
+    fn decode(&self) -> anyhow::Result<Vec<RecordedRequest<'_>>> {
+        let mut requests = Vec::with_capacity(self.ends.len());
+        let mut start = 0;
+        for &end in &self.ends {
+            let request = traffic::decode(&self.bytes[start..end]);
+            requests.push(request.context("the files do not contain recorded traffic")?);
+            start = end;
+        }
+        Ok(requests)
+    }
+}
+
 pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     let (sender, receiver) = sync_channel(MAX_QUEUED_BATCHES);
     let reader_thread = start_reading(args, sender)?;
     let started = Instant::now();
-    let mut suggestions = args.suggest.then(Suggestions::default);
+    let mut suggestions = if args.suggest { Some(Suggestions::default()) } else { None };
     let mut replay = match &args.rules {
         Some(rules) => {
             let against = args.against.as_deref().map(|path| compile(path, args)).transpose()?;
@@ -111,13 +124,17 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
     if let Some(replay) = &replay {
         let seconds = started.elapsed().as_secs_f64();
         eprintln!("{} requests in {seconds:.1} s, {:.0} per second", replay.requests, replay.requests as f64 / seconds);
-        match args.json {
-            true => println!("{}", to_json(replay)),
-            false => print(replay),
+        if args.json {
+            println!("{}", to_json(replay));
+        } else {
+            print(replay);
         }
         if let Some(path) = &args.html {
             let files: Vec<_> = args.traffic.iter().map(|path| path.display().to_string()).collect();
-            let rules = args.rules.as_ref().map_or_else(String::new, |path| path.display().to_string());
+            let rules = match &args.rules {
+                Some(path) => path.display().to_string(),
+                None => String::new(),
+            };
             let title = format!("{rules} on {}", files.join(", "));
             fs::write(path, page(replay, &title)).with_context(|| format!("cannot write {}", path.display()))?;
         }
@@ -138,7 +155,9 @@ fn compile(directory: &Path, args: &SimulateArgs) -> anyhow::Result<RuleSet> {
     }
     let options = Options { merge_domains: args.merge_domains, ..Options::default() };
     let (rules, warnings) = rules::compile(&files, options).map_err(LoadError::Invalid)?;
-    warnings.iter().for_each(|warning| eprintln!("{warning}"));
+    for warning in warnings {
+        eprintln!("{warning}");
+    }
     Ok(rules)
 }
 
@@ -185,7 +204,8 @@ fn check_recorded(path: &Path) -> anyhow::Result<()> {
 }
 
 fn read_traffic(mut reader: Reader, sender: &SyncSender<Batch>) -> anyhow::Result<()> {
-    let (mut batch, mut message) = (Batch::default(), Vec::new());
+    let mut batch = Batch::default();
+    let mut message = Vec::new();
     while reader.next(&mut message)? {
         batch.bytes.extend_from_slice(&message);
         batch.ends.push(batch.bytes.len());
@@ -201,7 +221,8 @@ fn read_traffic(mut reader: Reader, sender: &SyncSender<Batch>) -> anyhow::Resul
 }
 
 fn read_access_logs(paths: &[PathBuf], mapping: &Mapping, sender: &SyncSender<Batch>) -> anyhow::Result<()> {
-    let (mut batch, mut read) = (Batch::default(), 0);
+    let mut batch = Batch::default();
+    let mut read = 0;
     let mut all = 0;
     for path in paths {
         all += fs::metadata(path).with_context(|| format!("cannot read {}", path.display()))?.len();
@@ -245,15 +266,15 @@ fn replay_batches(
     let is_terminal = std::io::stderr().is_terminal();
     while let Ok(batch) = batches.recv() {
         skipped.merge(&batch.skipped);
-        let starts = std::iter::once(0).chain(batch.ends.iter().copied());
-        let messages = starts.zip(&batch.ends).map(|(start, end)| traffic::decode(&batch.bytes[start..*end]));
-        let requests = messages.collect::<Result<Vec<_>, _>>().context("the files do not contain recorded traffic")?;
+        let requests = batch.decode()?;
         count += requests.len();
         if let Some(replay) = &mut replay {
             replay.process(&requests);
         }
         if let Some(suggestions) = &mut suggestions {
-            requests.iter().for_each(|recorded| suggestions.add(recorded));
+            for recorded in &requests {
+                suggestions.add(recorded);
+            }
         }
         if is_terminal && last_shown.elapsed() >= PROGRESS_INTERVAL {
             last_shown = Instant::now();
@@ -273,22 +294,38 @@ fn print_progress(progress: f64) {
     let _ = std::io::stderr().flush();
 }
 
-/// Returns the rules that matched requests, with their names and limits, in descending order of changed decisions.
-fn matched_rules(replay: &Replay) -> Vec<(String, &RuleHits)> {
+/// A rule that matched requests.
+struct MatchedRule<'r> {
+    /// Name and limit of the rule.
+    name: String,
+    hits: &'r RuleHits,
+}
+
+/// Returns the rules that matched requests, in descending order of changed decisions.
+fn matched_rules(replay: &Replay) -> Vec<MatchedRule<'_>> {
     let snapshot = replay.rules();
-    let name = |id: usize| match snapshot.rules().rules().get(id) {
-        Some(rule) => {
-            let limit = rule.limit.as_ref().map_or_else(|| "unlimited".to_owned(), ToString::to_string);
-            format!("{}: {limit}", rule.labels.join("."))
+    let mut matched = Vec::new();
+    for (id, hits) in replay.by_rule.iter().enumerate() {
+        if hits.descriptors > 0 {
+            matched.push(MatchedRule { name: name_and_limit(snapshot.rules().rules().get(id)), hits });
         }
-        None => "(no rule)".to_owned(),
-    };
-    let mut matched: Vec<_> =
-        replay.by_rule.iter().enumerate().filter(|(_, rule_hits)| rule_hits.descriptors > 0).collect();
-    matched.sort_by_key(|(_, rule_hits)| {
-        std::cmp::Reverse((rule_hits.hits.newly_denied + rule_hits.hits.newly_allowed, rule_hits.hits.denied))
+    }
+    matched.sort_by_key(|rule| {
+        let Hits { denied, newly_denied, newly_allowed, .. } = rule.hits.hits;
+        std::cmp::Reverse((newly_denied + newly_allowed, denied))
     });
-    matched.into_iter().map(|(id, rule_hits)| (name(id), rule_hits)).collect()
+    matched
+}
+
+fn name_and_limit(rule: Option<&Rule>) -> String {
+    let Some(rule) = rule else {
+        return "(no rule)".to_owned();
+    };
+    let name = rule.labels.join(".");
+    match &rule.limit {
+        Some(limit) => format!("{name}: {limit}"),
+        None => format!("{name}: unlimited"),
+    }
 }
 
 fn print(replay: &Replay) {
@@ -300,7 +337,7 @@ fn print(replay: &Replay) {
     if replay.skipped > 0 {
         println!("{} requests without a domain or descriptors were skipped", replay.skipped);
     }
-    for (name, rule_hits) in matched_rules(replay) {
+    for MatchedRule { name, hits: rule_hits } in matched_rules(replay) {
         let Hits { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
         println!("\n{name}");
         println!("  {requested} hits, {denied} denied ({newly_denied} newly), {newly_allowed} newly allowed");
@@ -312,27 +349,29 @@ fn print(replay: &Replay) {
 }
 
 fn to_json(replay: &Replay) -> serde_json::Value {
-    let hits = |hits: Hits| {
-        json!({
-            "requested": hits.requested, "denied": hits.denied,
-            "newly_denied": hits.newly_denied, "newly_allowed": hits.newly_allowed,
-        })
-    };
-    let rules: Vec<_> = matched_rules(replay)
-        .into_iter()
-        .map(|(name, rule_hits)| {
-            let entity = |entity: &crate::replay::Entity| json!({ "entity": entity.name, "hits": hits(entity.hits) });
-            let most_denied: Vec<_> = rule_hits.most_denied(MAX_LISTED_ENTITIES).into_iter().map(entity).collect();
-            json!({
-                "rule": name, "hits": hits(rule_hits.hits), "entities": rule_hits.entities.len(),
-                "entities_denied": rule_hits.entities_denied(), "most_denied": most_denied,
-            })
-        })
-        .collect();
+    let rules: Vec<_> = matched_rules(replay).iter().map(rule_to_json).collect();
     let [denied, denied_before] = replay.denied;
     json!({
         "requests": replay.requests, "denied": denied, "denied_before": denied_before,
         "unknown_before": replay.unknown, "rules": rules,
+    })
+}
+
+fn rule_to_json(MatchedRule { name, hits }: &MatchedRule<'_>) -> serde_json::Value {
+    let mut most_denied = Vec::new();
+    for entity in hits.most_denied(MAX_LISTED_ENTITIES) {
+        most_denied.push(json!({ "entity": entity.name, "hits": hits_to_json(entity.hits) }));
+    }
+    json!({
+        "rule": name, "hits": hits_to_json(hits.hits), "entities": hits.entities.len(),
+        "entities_denied": hits.entities_denied(), "most_denied": most_denied,
+    })
+}
+
+fn hits_to_json(hits: Hits) -> serde_json::Value {
+    json!({
+        "requested": hits.requested, "denied": hits.denied,
+        "newly_denied": hits.newly_denied, "newly_allowed": hits.newly_allowed,
     })
 }
 

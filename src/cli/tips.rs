@@ -37,9 +37,15 @@ pub(super) fn add(mut error: Error, program: &Command, arguments: &[OsString]) -
         }
         group = group.find_subcommand(argument).unwrap_or(group);
     }
-    let synonyms = SYNONYMS.iter().find(|(synonym, _)| synonym == word).map_or([].as_slice(), |(_, names)| names);
-    let names: Vec<String> =
-        synonyms.iter().filter(|name| group.find_subcommand(name).is_some()).map(|name| (*name).to_owned()).collect();
+    let Some((_, synonyms)) = SYNONYMS.iter().find(|(synonym, _)| synonym == word) else {
+        return error;
+    };
+    let mut names = Vec::new();
+    for name in *synonyms {
+        if group.find_subcommand(name).is_some() {
+            names.push((*name).to_owned());
+        }
+    }
     if !names.is_empty() {
         error.insert(ContextKind::SuggestedSubcommand, ContextValue::Strings(names));
     }

@@ -34,7 +34,10 @@ impl Pauses {
     /// Measures at an interval how late the runtime of this thread wakes a task. Returns only on systems that do not
     /// report CPU time.
     pub async fn run(self) {
-        let threads = thread::available_parallelism().map_or(1, |threads| threads.get() as u32);
+        let threads = match thread::available_parallelism() {
+            Ok(threads) => threads.get() as u32,
+            Err(_) => 1,
+        };
         while let Some(used_before) = process_cpu_time() {
             let start = Instant::now();
             tokio::time::sleep(INTERVAL).await;
