@@ -37,7 +37,7 @@ pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
     if error.to_string().contains("socket address") {
         let default = node["default"].as_str().and_then(|text| text.parse().ok());
         let default = default.unwrap_or_else(|| SocketAddr::from(([127, 0, 0, 1], 8082)));
-        let (rule, hint) = address_rule(&value, default);
+        let AddressRule { rule, hint } = AddressRule::new(&value, default);
         return Some(format!("{key} {rule}{actual}{hint}"));
     }
     match type_of(node)? {
@@ -66,28 +66,43 @@ pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
 /// Returns the form of an address.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
-        let (rule, hint) = address_rule(text, SocketAddr::from(([0, 0, 0, 0], 8081)));
+        let AddressRule { rule, hint } = AddressRule::new(text, SocketAddr::from(([0, 0, 0, 0], 8081)));
         format!("it {rule}{hint}")
     })
 }
 
-/// Returns the form of an address to listen on, and a hint with the address that `text` probably means.
-fn address_rule(text: &str, default: SocketAddr) -> (String, String) {
-    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
-    let suggestion = if let Ok(host) = text.parse::<IpAddr>() {
-        Some(SocketAddr::new(host, default.port()))
-    } else {
-        let host = match host {
-            "" | "*" => Some(default.ip()),
-            "localhost" => Some(IpAddr::from([127, 0, 0, 1])),
-            host => host.parse().ok(),
-        };
-        host.zip(port.parse().ok()).map(|(host, port)| SocketAddr::new(host, port))
-    };
-    match suggestion {
-        Some(address) => ("must be an IP address and a port".to_owned(), format!("; did you mean {address}?")),
-        None => (format!("must be an IP address and a port such as {default}"), String::new()),
+/// Parts of the message about an invalid address to listen on.
+struct AddressRule {
+    /// The form of a valid address.
+    rule: String,
+    /// The address that was probably meant, or an empty text if it is unknown.
+    hint: String,
+}
+
+impl AddressRule {
+    fn new(text: &str, default: SocketAddr) -> Self {
+        match probable_address(text, default) {
+            Some(address) => {
+                Self { rule: "must be an IP address and a port".to_owned(), hint: format!("; did you mean {address}?") }
+            }
+            None => Self { rule: format!("must be an IP address and a port such as {default}"), hint: String::new() },
+        }
     }
+}
+
+/// Returns the address that `text` probably means.
+fn probable_address(text: &str, default: SocketAddr) -> Option<SocketAddr> {
+    if let Ok(host) = text.parse::<IpAddr>() {
+        return Some(SocketAddr::new(host, default.port()));
+    }
+    let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
+    let host = match host {
+        "" | "*" => default.ip(),
+        "localhost" => IpAddr::from([127, 0, 0, 1]),
+        host => host.parse().ok()?,
+    };
+    let port = port.parse().ok()?;
+    Some(SocketAddr::new(host, port))
 }
 
 /// Returns the choice that an invalid value probably means: in another case, abbreviated, or with a typing error.
@@ -96,13 +111,13 @@ fn nearest_choice<'c>(value: &str, choices: &[&'c str]) -> Option<&'c str> {
     if let Some(same) = choices.iter().find(|choice| **choice == value) {
         return Some(same);
     }
-    let begins = |choice: &&&str| value.len() >= 3 && choice.starts_with(&value);
-    if let Some(longer) = choices.iter().find(begins) {
+    if value.len() >= 3
+        && let Some(longer) = choices.iter().find(|choice| choice.starts_with(&value))
+    {
         return Some(longer);
     }
-    let distance = |choice: &&&str| strsim::damerau_levenshtein(&value, choice);
-    let nearest = choices.iter().min_by_key(distance)?;
-    let distance = distance(&nearest);
+    let nearest = choices.iter().min_by_key(|choice| strsim::damerau_levenshtein(&value, choice))?;
+    let distance = strsim::damerau_levenshtein(&value, nearest);
     (distance <= 2 && distance * 2 < value.chars().count()).then_some(nearest)
 }
 
@@ -152,7 +167,10 @@ fn resolve<'s>(root: &'s Value, key: &str) -> Option<&'s Value> {
 
 fn definition<'s>(root: &'s Value, node: &'s Value) -> &'s Value {
     let name = node["$ref"].as_str().and_then(|name| name.strip_prefix("#/$defs/"));
-    name.map_or(node, |name| &root["$defs"][name])
+    match name {
+        Some(name) => &root["$defs"][name],
+        None => node,
+    }
 }
 
 fn choices(node: &Value) -> Option<Vec<&str>> {

@@ -16,7 +16,6 @@ mod variables;
 
 use std::{
     collections::BTreeSet,
-    ffi::OsString,
     fs,
     net::SocketAddr,
     path::{Path, PathBuf},
@@ -308,8 +307,9 @@ impl Settings {
         };
         settings.validate()?;
         let is_compatible = flags.envoyproxy.is_some();
-        let from_variables = |setting: &str| opentelemetry.has(setting);
-        settings.warnings.extend(unread::warnings(&settings, &known, &variables, is_compatible, from_variables));
+        let warnings =
+            unread::warnings(&settings, &known, &variables, is_compatible, |setting| opentelemetry.has(setting));
+        settings.warnings.extend(warnings);
         settings.warnings.extend(flags.envoyproxy.iter().filter_map(EnvoyproxySettings::warning));
         // Variables of OpenTelemetry are often set for all programs of a host.
         let has_collector = settings.telemetry.otlp.metrics || settings.telemetry.otlp.traces;
@@ -320,9 +320,9 @@ impl Settings {
     }
 
     fn validate(&self) -> Result<(), SettingsError> {
-        let is_header = |name: &str| http::HeaderName::try_from(name).is_ok();
         let response = &self.response;
         let headers = [&response.limit_header, &response.remaining_header, &response.reset_header];
+        let are_headers = headers.into_iter().all(|name| http::HeaderName::try_from(name).is_ok());
         let grafana_url = self.console.grafana_url.as_deref();
         let zero = Duration::ZERO;
         if self.store != "memory" && !is_address(&self.store) {
@@ -346,7 +346,7 @@ impl Settings {
                 (0.0..=1.0).contains(&self.telemetry.otlp.sample_ratio),
                 "telemetry.otlp.sample_ratio must be between 0 and 1",
             ),
-            (headers.into_iter().all(|name| is_header(name)), "response.*_header must be valid names of HTTP headers"),
+            (are_headers, "response.*_header must be valid names of HTTP headers"),
             (
                 self.per_second.store.as_ref().is_none_or(|store| is_address(store) && self.store != "memory"),
                 "per_second.store must be an address such as redis://host:6379, and store must be one as well",
@@ -422,7 +422,13 @@ impl Settings {
     /// Returns the number of worker threads.
     #[must_use]
     pub fn number_of_workers(&self) -> usize {
-        if self.workers == 0 { thread::available_parallelism().map_or(1, usize::from) } else { self.workers }
+        if self.workers > 0 {
+            return self.workers;
+        }
+        match thread::available_parallelism() {
+            Ok(processors) => processors.get(),
+            Err(_) => 1,
+        }
     }
 
     /// Returns the settings as TOML for `--config`, without passwords.
@@ -434,7 +440,8 @@ impl Settings {
         };
         let rules = RulesSettings { xds: self.rules.xds.masked(), ..self.rules.clone() };
         let telemetry = telemetry::Settings { otlp: self.telemetry.otlp.masked(), ..self.telemetry.clone() };
-        let (store, redis) = (store::redact(&self.store), self.redis.masked());
+        let store = store::redact(&self.store);
+        let redis = self.redis.masked();
         let masked = Self { store, redis, per_second, rules, telemetry, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
@@ -466,18 +473,25 @@ fn describe(error: &ConfigError) -> String {
         };
     };
     let text = cause.to_string();
-    // The parser of TOML shows the line after a `|`.
-    let is_source =
-        |line: &&str| line.trim_start_matches(|first: char| first == ' ' || first.is_ascii_digit()).starts_with('|');
-    let lines: Vec<_> = text.lines().filter(|line| !is_source(line)).collect();
+    let lines: Vec<_> = text.lines().filter(|line| !is_source_line(line)).collect();
     lines.join(": ") + &uri.as_ref().map(|uri| format!(" in {uri}")).unwrap_or_default()
+}
+
+/// Returns whether a line of an error contains a line of the file, which the parser of TOML shows after a `|`.
+fn is_source_line(line: &str) -> bool {
+    line.trim_start_matches(|first: char| first == ' ' || first.is_ascii_digit()).starts_with('|')
 }
 
 /// Returns the variables of the process that are UTF-8.
 #[must_use]
 pub fn process_environment() -> Map<String, String> {
-    let text = |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
-    std::env::vars_os().filter_map(text).collect()
+    let mut variables = Map::new();
+    for (name, value) in std::env::vars_os() {
+        if let (Ok(name), Ok(value)) = (name.into_string(), value.into_string()) {
+            variables.insert(name, value);
+        }
+    }
+    variables
 }
 
 /// Returns the dotted keys of the values that are not tables.

@@ -21,8 +21,10 @@ const SCHEMES: &[&str] = &[
 
 /// Returns whether a text begins with a scheme, such as `redis+unix://`.
 pub(super) fn is_address(text: &str) -> bool {
-    let is_letter = |letter: char| letter.is_ascii_alphabetic() || letter == '+';
-    text.split_once("://").is_some_and(|(scheme, _)| !scheme.is_empty() && scheme.chars().all(is_letter))
+    let Some((scheme, _)) = text.split_once("://") else {
+        return false;
+    };
+    !scheme.is_empty() && scheme.chars().all(|letter| letter.is_ascii_alphabetic() || letter == '+')
 }
 
 /// Returns the end of a message about an invalid address, without its credentials.
@@ -47,11 +49,10 @@ fn scheme_of(scheme: &str) -> Option<&'static str> {
         "http" | "tcp" | "https" => "redis",
         simple => simple,
     };
-    let same = SCHEMES.iter().find(|known| **known == scheme).copied();
-    same.or_else(|| {
-        let similar = |known: &&&str| strsim::damerau_levenshtein(scheme, known) <= 2;
-        SCHEMES.iter().find(similar).copied()
-    })
+    if let Some(same) = SCHEMES.iter().find(|known| **known == scheme) {
+        return Some(same);
+    }
+    SCHEMES.iter().find(|known| strsim::damerau_levenshtein(scheme, known) <= 2).copied()
 }
 
 /// Returns the address for a host with a port, or for an IP address. Another word can be a password.
@@ -62,10 +63,9 @@ fn host_and_port(text: &str) -> Option<String> {
         Err(_) => {}
     }
     let (host, port) = text.rsplit_once(':')?;
-    let is_name = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
-    let is_host = !host.is_empty() && host.len() <= 64 && host.chars().all(is_name);
-    let is_valid = is_host && port.parse::<u16>().is_ok();
-    is_valid.then(|| format!("redis://{host}:{port}"))
+    let is_name = host.chars().all(|letter| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_'));
+    let is_host = !host.is_empty() && host.len() <= 64 && is_name;
+    if is_host && port.parse::<u16>().is_ok() { Some(format!("redis://{host}:{port}")) } else { None }
 }
 
 #[cfg(test)]

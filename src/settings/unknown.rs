@@ -112,16 +112,26 @@ pub(super) fn known_mistake(key: &str) -> Option<&'static str> {
 ///
 /// A setting with the same last segments is preferred, because a wrong section is the most frequent mistake.
 fn nearest<'k>(key: &str, known: &'k BTreeSet<String>) -> Option<&'k String> {
-    let distance = |candidate: &&String| strsim::damerau_levenshtein(key, candidate);
-    let separated = |text: &str| format!("_{}", text.replace(['.', '-'], "_").to_ascii_lowercase());
     let words = separated(key);
+    let same_words = known.iter().filter(|candidate| separated(candidate).ends_with(&words));
+    if let Some(nearest) = most_similar(key, same_words) {
+        return Some(nearest);
+    }
     let last_segment = key.rsplit('.').next().unwrap_or_default();
-    let has_same_words = |candidate: &&String| separated(candidate).ends_with(&words);
-    let has_same_name = |candidate: &&String| candidate.rsplit('.').next() == Some(last_segment);
-    let same_words = known.iter().filter(has_same_words).min_by_key(distance);
-    let same_name = known.iter().filter(has_same_name).min_by_key(distance);
-    let similar = known.iter().min_by_key(distance).filter(|candidate| distance(candidate) <= 6);
-    same_words.or(same_name).or(similar)
+    let same_name = known.iter().filter(|candidate| candidate.rsplit('.').next() == Some(last_segment));
+    if let Some(nearest) = most_similar(key, same_name) {
+        return Some(nearest);
+    }
+    most_similar(key, known.iter()).filter(|nearest| strsim::damerau_levenshtein(key, nearest) <= 6)
+}
+
+fn most_similar<'k>(key: &str, candidates: impl Iterator<Item = &'k String>) -> Option<&'k String> {
+    candidates.min_by_key(|candidate| strsim::damerau_levenshtein(key, candidate))
+}
+
+/// Returns the words of a name in lower case, each after an underscore.
+fn separated(name: &str) -> String {
+    format!("_{}", name.replace(['.', '-'], "_").to_ascii_lowercase())
 }
 
 #[cfg(test)]

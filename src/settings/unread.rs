@@ -114,12 +114,18 @@ fn without_effect(settings: &Settings, is_from_variables: impl Fn(&str) -> bool)
     changed.retain(|setting| !is_from_variables(setting));
     let mut warnings = Vec::new();
     for (section, is_off, missing) in sections {
-        // `cluster.instances` needs no peers, and the token file has its own message.
-        let is_reported = |name: &&String| {
-            name.starts_with(section) && !matches!(name.as_str(), "cluster.instances" | "admin.token_file")
-        };
-        let names: Vec<&str> = changed.iter().filter(is_reported).map(String::as_str).collect();
-        if is_off && !names.is_empty() {
+        if !is_off {
+            continue;
+        }
+        let mut names = Vec::new();
+        for name in &changed {
+            // `cluster.instances` needs no peers, and the token file has its own message.
+            let has_other_use = matches!(name.as_str(), "cluster.instances" | "admin.token_file");
+            if name.starts_with(section) && !has_other_use {
+                names.push(name.as_str());
+            }
+        }
+        if !names.is_empty() {
             let verb = if names.len() == 1 { "has" } else { "have" };
             warnings.push(format!("{} {verb} no effect without {missing}", names.join(", ")));
         }

@@ -5,16 +5,17 @@ use toml::{Table, Value};
 
 /// Inserts the value of a setting by its dotted name.
 pub(super) fn insert(settings: &mut Table, setting: &str, value: Value) {
-    let (path, last) = setting.rsplit_once('.').map_or((None, setting), |(path, last)| (Some(path), last));
     let mut table = settings;
-    for name in path.into_iter().flat_map(|path| path.split('.')) {
-        let inner = table.entry(name).or_insert_with(|| Value::Table(Table::new()));
+    let mut name = setting;
+    while let Some((section, remaining)) = name.split_once('.') {
+        let inner = table.entry(section).or_insert_with(|| Value::Table(Table::new()));
         let Value::Table(inner) = inner else {
             return;
         };
         table = inner;
+        name = remaining;
     }
-    table.insert(last.to_owned(), value);
+    table.insert(name.to_owned(), value);
 }
 
 /// Returns whether a text is a URL of HTTP.

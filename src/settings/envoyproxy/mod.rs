@@ -23,6 +23,7 @@ use super::{
 /// Variable and default ports of the OpenTelemetry specification for the collector's address.
 const OTLP_ENDPOINT: &str = "OTEL_EXPORTER_OTLP_ENDPOINT";
 const OTLP_PORTS: [(&str, u16); 2] = [("http", 4_318), ("grpc", 4_317)];
+const NAME_MAPPINGS: &str = "USE_DOG_STATSD_MOGRIFIERS";
 const SKIP_NAME: &str = "REDIS_TLS_SKIP_HOSTNAME_VERIFICATION";
 const XDS_SERVER: &str = "CONFIG_GRPC_XDS_SERVER_URL";
 const XDS_HEADERS: &str = "CONFIG_GRPC_XDS_CLIENT_ADDITIONAL_HEADERS";
@@ -165,7 +166,8 @@ impl EnvoyproxySettings {
                 self.copy_if_set(&format!("rules.xds.tls.{file}"), name, environment);
             }
         }
-        let (first, last) = ("XDS_CLIENT_BACKOFF_INITIAL_INTERVAL", "XDS_CLIENT_BACKOFF_MAX_INTERVAL");
+        let first = "XDS_CLIENT_BACKOFF_INITIAL_INTERVAL";
+        let last = "XDS_CLIENT_BACKOFF_MAX_INTERVAL";
         if environment.is_set(first) || environment.is_set(last) {
             let min = environment.read(first, values::positive_duration)?;
             let max = environment.read(last, values::positive_duration)?;
@@ -260,26 +262,8 @@ impl EnvoyproxySettings {
             return Ok(());
         }
         let mut name_mappings = Vec::new();
-        for name in environment.text("USE_DOG_STATSD_MOGRIFIERS").split(',').filter(|name| !name.is_empty()) {
-            let part = |part: &str| environment.0.get(&format!("DOG_STATSD_MOGRIFIER_{name}_{part}"));
-            let (Some(pattern), Some(to)) = (part("PATTERN"), part("NAME")) else {
-                let reason =
-                    format!("requires DOG_STATSD_MOGRIFIER_{name}_PATTERN and DOG_STATSD_MOGRIFIER_{name}_NAME");
-                return Err(environment.error("USE_DOG_STATSD_MOGRIFIERS", reason));
-            };
-            let error = |part: &str, reason: &str| {
-                let reason = format!("names a mapping whose DOG_STATSD_MOGRIFIER_{name}_{part} {reason}");
-                environment.error("USE_DOG_STATSD_MOGRIFIERS", reason)
-            };
-            if let Err(invalid) = Regex::new(pattern) {
-                return Err(error("PATTERN", &format!("is not a regular expression: {invalid}")));
-            }
-            let tags =
-                values::tags(part("TAGS").map_or("", String::as_str)).map_err(|reason| error("TAGS", &reason))?;
-            let fields = [("pattern", pattern.as_str().into()), ("name", to.as_str().into()), ("tags", tags)];
-            name_mappings.push(Value::Table(
-                fields.map(|(name, value): (_, Value)| (name.to_owned(), value)).into_iter().collect(),
-            ));
+        for name in environment.text(NAME_MAPPINGS).split(',').filter(|name| !name.is_empty()) {
+            name_mappings.push(Value::Table(environment.name_mapping(name)?));
         }
         self.set("telemetry.statsd.name_mappings", name_mappings);
         Ok(())
@@ -317,9 +301,10 @@ impl Environment<'_> {
 
     /// Returns the value or the default, or an empty text if there is neither.
     fn text(&self, name: &str) -> &str {
-        let default =
-            || VARIABLES.iter().find(|variable| variable.name == name).map_or("", |variable| variable.default);
-        self.0.get(name).filter(|value| !value.is_empty()).map_or_else(default, String::as_str)
+        match self.0.get(name) {
+            Some(value) if !value.is_empty() => value,
+            _ => default_of(name),
+        }
     }
 
     fn value(&self, name: &str) -> Option<&str> {
@@ -335,7 +320,8 @@ impl Environment<'_> {
     }
 
     fn error(&self, name: &'static str, reason: impl Into<String>) -> VariableError {
-        let (value, mut reason) = (self.text(name), reason.into());
+        let value = self.text(name);
+        let mut reason = reason.into();
         // `tcp://10.96.0.7:8125`, also as a part of a value with `$(REDIS_PORT)`.
         if value.contains("tcp://") || value.contains("udp://") {
             reason += "; Kubernetes sets variables such as REDIS_PORT=tcp://10.96.0.7:6379 for each Service (service \
@@ -348,13 +334,48 @@ impl Environment<'_> {
         };
         VariableError { name, value, reason }
     }
+
+    /// Returns the name mapping for statsd with this name, as a table of the setting `telemetry.statsd.name_mappings`.
+    fn name_mapping(&self, name: &str) -> Result<Table, VariableError> {
+        let prefix = format!("DOG_STATSD_MOGRIFIER_{name}");
+        let pattern = self.0.get(&format!("{prefix}_PATTERN"));
+        let to = self.0.get(&format!("{prefix}_NAME"));
+        let (Some(pattern), Some(to)) = (pattern, to) else {
+            return Err(self.error(NAME_MAPPINGS, format!("requires {prefix}_PATTERN and {prefix}_NAME")));
+        };
+        if let Err(error) = Regex::new(pattern) {
+            let reason = format!("names a mapping whose {prefix}_PATTERN is not a regular expression: {error}");
+            return Err(self.error(NAME_MAPPINGS, reason));
+        }
+        let tags = match self.0.get(&format!("{prefix}_TAGS")) {
+            Some(tags) => tags,
+            None => "",
+        };
+        let tags = values::tags(tags)
+            .map_err(|reason| self.error(NAME_MAPPINGS, format!("names a mapping whose {prefix}_TAGS {reason}")))?;
+        let mut mapping = Table::new();
+        mapping.insert("pattern".to_owned(), pattern.as_str().into());
+        mapping.insert("name".to_owned(), to.as_str().into());
+        mapping.insert("tags".to_owned(), tags);
+        Ok(mapping)
+    }
+}
+
+/// Returns the default of a variable in envoyproxy/ratelimit, or an empty text if there is none.
+fn default_of(name: &str) -> &'static str {
+    match VARIABLES.iter().find(|variable| variable.name == name) {
+        Some(variable) => variable.default,
+        None => "",
+    }
 }
 
 /// Returns a warning that lists variables without effect, if there are any.
 pub(super) fn warning(without_effect: &[(&'static str, &'static str)]) -> Option<String> {
-    let each = without_effect.iter().map(|(name, reason)| format!("{name} ({reason})"));
-    let all = each.collect::<Vec<_>>().join(", ");
-    (!all.is_empty()).then(|| format!("variables without effect: {all}"))
+    if without_effect.is_empty() {
+        return None;
+    }
+    let each: Vec<_> = without_effect.iter().map(|(name, reason)| format!("{name} ({reason})")).collect();
+    Some(format!("variables without effect: {}", each.join(", ")))
 }
 
 /// Returns the table of variables for the documentation, in Markdown.

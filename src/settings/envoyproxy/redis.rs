@@ -43,8 +43,10 @@ impl Redis {
     /// Returns the address in the format of the setting `store`.
     pub(super) fn address(&self, environment: &Environment<'_>) -> Result<String, VariableError> {
         let url = environment.text(self.url);
-        let (url_scheme, remaining) =
-            url.split_once("://").map_or((None, url), |(scheme, remaining)| (Some(scheme), remaining));
+        let (url_scheme, remaining) = match url.split_once("://") {
+            Some((scheme, remaining)) => (Some(scheme), remaining),
+            None => (None, url),
+        };
         let tls = match url_scheme {
             None | Some("redis") => environment.is_true(self.tls)?,
             Some("rediss") => true,
@@ -58,7 +60,6 @@ impl Redis {
             Some(auth) => auth.split_once(':').unwrap_or(("", auth)),
             None => ("", ""),
         };
-        let encode = |text| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
         let kind = environment.text(self.kind).to_lowercase();
         if !matches!(kind.as_str(), "single" | "sentinel" | "cluster") {
             return Err(environment.error(self.kind, "is not single, sentinel or cluster"));
@@ -75,37 +76,45 @@ impl Redis {
                 );
                 return Err(environment.error(self.url, reason));
             }
-            let parameters = [("pass", password), ("user", user)].into_iter().filter(|(_, value)| !value.is_empty());
-            let parameters: Vec<_> = parameters.map(|(name, value)| format!("{name}={}", encode(value))).collect();
+            let mut parameters = Vec::new();
+            for (name, value) in [("pass", password), ("user", user)] {
+                if !value.is_empty() {
+                    parameters.push(format!("{name}={}", encode(value)));
+                }
+            }
             let separator = if parameters.is_empty() { "" } else { "?" };
             return Ok(format!("redis+unix://{remaining}{separator}{}", parameters.join("&")));
         }
-        let (url_credentials, hosts) =
-            remaining.rsplit_once('@').map_or((None, remaining), |(before, hosts)| (Some(before), hosts));
+        let (url_credentials, hosts) = match remaining.rsplit_once('@') {
+            Some((credentials, hosts)) => (Some(credentials), hosts),
+            None => (None, remaining),
+        };
         let credentials = match (password, url_credentials) {
             ("", None) => String::new(),
             ("", Some(url_credentials)) => format!("{url_credentials}@"),
             (password, _) => format!("{}:{}@", encode(user), encode(password)),
         };
-        let error = |reason: &str| environment.error(self.url, reason);
         if credentials.contains(['/', '?', '#', '[', ']']) || credentials.contains(char::is_whitespace) {
-            return Err(error("has a user or a password with a character that must be percent-encoded, as / by %2F"));
+            return Err(environment.error(
+                self.url,
+                "has a user or a password with a character that must be percent-encoded, as / by %2F",
+            ));
         }
         match kind.as_str() {
             "cluster" => {
                 let (servers, database) = hosts.split_once('/').unwrap_or((hosts, ""));
-                check_servers(servers).map_err(|reason| error(&reason))?;
+                check_servers(servers).map_err(|reason| environment.error(self.url, reason))?;
                 if !matches!(database, "" | "0") {
-                    return Err(error("selects a database; a cluster has only database 0"));
+                    return Err(environment.error(self.url, "selects a database; a cluster has only database 0"));
                 }
                 Ok(format!("{scheme}+cluster://{credentials}{hosts}"))
             }
             "sentinel" => {
-                let (master, servers) = hosts
-                    .split_once(',')
-                    .filter(|(master, _)| !master.is_empty())
-                    .ok_or_else(|| error("is not master,host:port,… as required for sentinels"))?;
-                check_servers(servers).map_err(|reason| error(&reason))?;
+                let Some((master, servers)) = hosts.split_once(',').filter(|(master, _)| !master.is_empty()) else {
+                    let reason = "is not master,host:port,… as required for sentinels";
+                    return Err(environment.error(self.url, reason));
+                };
+                check_servers(servers).map_err(|reason| environment.error(self.url, reason))?;
                 Ok(format!("{scheme}+sentinel://{credentials}{servers}/{master}"))
             }
             _ => {
@@ -113,15 +122,20 @@ impl Redis {
                     Some(end) => hosts.split_at(end),
                     None => (hosts, ""),
                 };
-                values::check_endpoint(server, true).map_err(|reason| error(&reason))?;
+                values::check_endpoint(server, true).map_err(|reason| environment.error(self.url, reason))?;
                 let database = path.trim_start_matches('/').split('?').next().unwrap_or_default();
                 if !database.is_empty() && database.parse::<u32>().is_err() {
-                    return Err(error("has a path that is not the number of a database"));
+                    return Err(environment.error(self.url, "has a path that is not the number of a database"));
                 }
                 Ok(format!("{scheme}://{credentials}{hosts}"))
             }
         }
     }
+}
+
+/// Percent-encodes a user or a password.
+fn encode(text: &str) -> String {
+    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
 /// Checks a list of servers.

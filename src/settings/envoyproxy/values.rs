@@ -83,7 +83,8 @@ pub(super) fn headers(text: &str) -> Result<Value, String> {
     let mut headers = Vec::new();
     for pair in text.split(',').filter(|pair| !pair.is_empty()) {
         let (name, value) = pair.split_once(':').ok_or("is not a list of headers such as name:value")?;
-        let (name, value) = (name.trim(), value.trim());
+        let name = name.trim();
+        let value = value.trim();
         // The names of binary metadata of gRPC end in `-bin`.
         if HeaderName::try_from(name).is_err() || name.to_lowercase().ends_with("-bin") {
             return Err(format!("contains {name:?}, which is not the name of a header with text"));
@@ -120,8 +121,8 @@ pub(super) fn host(text: &str) -> Result<String, String> {
     if inner.parse::<Ipv6Addr>().is_ok() {
         return Ok(format!("[{inner}]"));
     }
-    let is_allowed = |letter: char| letter.is_alphanumeric() || matches!(letter, '-' | '.' | '_');
-    if text.is_empty() || !text.chars().all(is_allowed) {
+    let is_name = text.chars().all(|letter| letter.is_alphanumeric() || matches!(letter, '-' | '.' | '_'));
+    if text.is_empty() || !is_name {
         return Err("is not a host name or an IP address".into());
     }
     Ok(text.to_owned())
@@ -145,13 +146,17 @@ pub(super) fn check_endpoint(text: &str, has_default_port: bool) -> Result<(), S
 
 /// Parses a duration as Go's `time.ParseDuration` does: numbers with units (`1h30m`, `1.5s`), or 0 without a unit.
 pub(super) fn duration(text: &str) -> Result<Duration, String> {
-    let error = || "is not a duration such as 10s".to_owned();
+    const NOT_A_DURATION: &str = "is not a duration such as 10s";
     if text == "0" {
         return Ok(Duration::ZERO);
     }
-    let (mut remaining, mut seconds) = (text, 0.0);
+    if text.is_empty() {
+        return Err(NOT_A_DURATION.into());
+    }
+    let mut remaining = text;
+    let mut seconds = 0.0;
     while !remaining.is_empty() {
-        let digits = remaining.find(|letter: char| !letter.is_ascii_digit() && letter != '.').ok_or_else(error)?;
+        let digits = remaining.find(|letter: char| !letter.is_ascii_digit() && letter != '.').ok_or(NOT_A_DURATION)?;
         let (number, unit) = remaining.split_at(digits);
         let end = unit.find(|letter: char| letter.is_ascii_digit() || letter == '.').unwrap_or(unit.len());
         let (unit, rest_of_text) = unit.split_at(end);
@@ -162,12 +167,12 @@ pub(super) fn duration(text: &str) -> Result<Duration, String> {
             "s" => 1.0,
             "m" => 60.0,
             "h" => 3_600.0,
-            _ => return Err(error()),
+            _ => return Err(NOT_A_DURATION.into()),
         };
-        seconds += number.parse::<f64>().map_err(|_| error())? * unit;
+        seconds += number.parse::<f64>().map_err(|_| NOT_A_DURATION)? * unit;
         remaining = rest_of_text;
     }
-    if text.is_empty() { Err(error()) } else { Duration::try_from_secs_f64(seconds).map_err(|_| error()) }
+    Duration::try_from_secs_f64(seconds).map_err(|_| NOT_A_DURATION.into())
 }
 
 /// Formats a duration as in settings files.

@@ -41,13 +41,12 @@ impl OpenTelemetrySettings {
     /// `is_compatible` is true if the variables of envoyproxy/ratelimit are read as well.
     #[must_use]
     pub fn read(environment: &HashMap<String, String>, is_compatible: bool) -> Self {
-        let value_of = |name: &str| environment.get(name).map(|value| value.trim()).filter(|value| !value.is_empty());
         let mut result = Self::default();
         for variable in VARIABLES {
-            let Some(value) = value_of(variable.name) else {
+            let Some(value) = value_of(environment, variable.name) else {
                 continue;
             };
-            if let Some(reason) = variable.overridden.filter(|_| is_compatible) {
+            if is_compatible && let Some(reason) = variable.overridden {
                 result.without_effect.push((variable.name, reason));
                 continue;
             }
@@ -63,8 +62,8 @@ impl OpenTelemetrySettings {
             }
         }
         if !is_compatible {
-            result.read_service_name(value_of(SERVICE_NAME));
-            result.read_sampler(value_of(SAMPLER), value_of(SAMPLER_ARG));
+            result.read_service_name(value_of(environment, SERVICE_NAME));
+            result.read_sampler(value_of(environment, SAMPLER), value_of(environment, SAMPLER_ARG));
             result.set_default_port();
         }
         result
@@ -145,6 +144,12 @@ pub fn table() -> String {
         text += &format!("| `{}` | {effect} | {there} |\n", variable.name);
     }
     text
+}
+
+/// Returns the value of a variable without surrounding spaces, or `None` if it is empty.
+fn value_of<'e>(environment: &'e HashMap<String, String>, name: &str) -> Option<&'e str> {
+    let value = environment.get(name)?.trim();
+    if value.is_empty() { None } else { Some(value) }
 }
 
 #[cfg(test)]

@@ -59,7 +59,8 @@ pub(super) fn attributes(text: &str) -> Result<Value, &'static str> {
         let Some((name, value)) = pair.split_once('=') else {
             continue;
         };
-        let (name, value) = (name.trim(), value.trim());
+        let name = name.trim();
+        let value = value.trim();
         if name.is_empty() {
             continue;
         }
