@@ -136,8 +136,7 @@ fn parse_span_id(text: &str) -> Option<SpanId> {
 
 /// Parses digits and small letters as a number other than 0.
 fn parse_hex(text: &str) -> Option<u128> {
-    let is_digit = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
-    if !text.bytes().all(is_digit) {
+    if !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
         return None;
     }
     u128::from_str_radix(text, 16).ok().filter(|id| *id != 0)

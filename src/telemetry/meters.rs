@@ -21,6 +21,14 @@ use crate::metrics::{
 const SERIES_PER_RULE_STATISTIC: usize = 200_000;
 const RULE_STATISTICS: &str = "ratelimit_service_rate_limit_";
 
+/// Returns the stream of a statistic per rule, or `None` for other instruments.
+fn rule_statistic(instrument: &sdk::Instrument) -> Option<Stream> {
+    if !instrument.name().starts_with(RULE_STATISTICS) {
+        return None;
+    }
+    Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC).build().ok()
+}
+
 /// All metrics of the process.
 pub struct Meters {
     provider: SdkMeterProvider,
@@ -37,18 +45,17 @@ impl Meters {
     ///
     /// Returns an error if a collector cannot be registered or if the settings of OTLP are invalid.
     pub fn start(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
-        let error = |error: String| TelemetryError(error);
         let registry = Registry::new();
         let build = Opts::new("sluicegate_build_info", "Version of the running service; always 1")
             .const_label("version", env!("CARGO_PKG_VERSION"));
-        let build = IntGauge::with_opts(build).map_err(|cause| error(cause.to_string()))?;
+        let build = IntGauge::with_opts(build).map_err(|error| TelemetryError(error.to_string()))?;
         build.set(1);
-        registry.register(Box::new(build)).map_err(|cause| error(cause.to_string()))?;
+        registry.register(Box::new(build)).map_err(|error| TelemetryError(error.to_string()))?;
         // The metrics `process_*` are read from `/proc`, which other systems do not have.
         #[cfg(target_os = "linux")]
         registry
             .register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))
-            .map_err(|cause| error(cause.to_string()))?;
+            .map_err(|error| TelemetryError(error.to_string()))?;
         // Metric names of envoyproxy/ratelimit have no suffixes.
         let prometheus = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())
@@ -57,15 +64,11 @@ impl Meters {
             .scope_info_enabled(false)
             .without_target_info()
             .build()
-            .map_err(|cause| error(cause.to_string()))?;
-        let more_series = |instrument: &sdk::Instrument| {
-            let stream = Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC);
-            instrument.name().starts_with(RULE_STATISTICS).then(|| stream.build().ok()).flatten()
-        };
+            .map_err(|error| TelemetryError(error.to_string()))?;
         let mut provider = SdkMeterProvider::builder()
             .with_resource(settings.resource())
             .with_reader(prometheus)
-            .with_view(more_series);
+            .with_view(rule_statistic);
         if settings.exports_metrics() {
             let exporter = MetricExporter::new(settings, histograms.clone())?;
             provider = provider.with_reader(PeriodicReader::builder(exporter).with_interval(settings.interval).build());

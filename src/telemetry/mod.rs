@@ -68,3 +68,10 @@ pub struct TelemetryError(pub(crate) String);
 fn wall_clock() -> SystemTime {
     SystemTime::now()
 }
+
+/// Expands a template with the groups of a regular expression.
+fn expand(groups: &regex::Captures<'_>, template: &str) -> String {
+    let mut text = String::new();
+    groups.expand(template, &mut text);
+    text
+}

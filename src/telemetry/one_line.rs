@@ -38,9 +38,7 @@ impl Write for OneLine {
 
 /// Escapes control characters, except the escape character if the text has colours.
 fn escape(text: &str, has_colours: bool) -> Cow<'_, str> {
-    const ESCAPE: char = '\x1b';
-    let is_escaped = |character: char| character.is_control() && !(has_colours && character == ESCAPE);
-    if !text.contains(is_escaped) {
+    if !text.contains(|character| is_escaped(character, has_colours)) {
         return Cow::Borrowed(text);
     }
     let mut escaped = String::with_capacity(text.len() + 16);
@@ -50,11 +48,16 @@ fn escape(text: &str, has_colours: bool) -> Cow<'_, str> {
             '\r' => escaped.push_str("\\r"),
             '\t' => escaped.push_str("\\t"),
             // Writing to a string cannot fail.
-            _ if is_escaped(character) => drop(write!(escaped, "\\u{:04x}", u32::from(character))),
+            _ if is_escaped(character, has_colours) => drop(write!(escaped, "\\u{:04x}", u32::from(character))),
             _ => escaped.push(character),
         }
     }
     Cow::Owned(escaped)
+}
+
+fn is_escaped(character: char, has_colours: bool) -> bool {
+    const ESCAPE: char = '\x1b';
+    character.is_control() && !(has_colours && character == ESCAPE)
 }
 
 #[cfg(test)]

@@ -73,8 +73,7 @@ impl MetricsPage {
             families.extend(in_seconds(histogram));
         }
         if let Some(mapping) = &self.mapping {
-            let is_response_time = |histogram: &&Arc<Histogram>| histogram.name.starts_with(ENVOYPROXY_PREFIX);
-            let latency = self.histograms.iter().find(is_response_time);
+            let latency = self.histograms.iter().find(|histogram| histogram.name.starts_with(ENVOYPROXY_PREFIX));
             let mut totals = (self.totals)();
             // Without an entry, each rule would have a metric of its own.
             let mut kept = Vec::new();

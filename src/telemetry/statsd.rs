@@ -16,7 +16,7 @@ use tokio::{
     time::{interval, timeout},
 };
 
-use super::{RESPONSE_TIME, TelemetryError};
+use super::{RESPONSE_TIME, TelemetryError, expand};
 use crate::metrics::{Histogram, LogThrottle, Totals};
 
 /// Timeout for connecting and sending all metrics.
@@ -142,9 +142,15 @@ impl Statsd {
             let times = latency.buckets().collect();
             let lines = self.lines(&totals, &times);
             match timeout(SEND_TIMEOUT, self.send(&lines)).await {
-                Ok(Ok(())) => (self.sent_totals, self.sent_times) = (totals, times),
+                Ok(Ok(())) => {
+                    self.sent_totals = totals;
+                    self.sent_times = times;
+                }
                 failed if self.log_throttle.should_log() => {
-                    let error = failed.ok().and_then(Result::err).map_or("timeout".into(), |error| error.to_string());
+                    let error = match failed {
+                        Ok(Err(error)) => error.to_string(),
+                        _ => "timeout".to_owned(),
+                    };
                     tracing::warn!(
                         addr = self.addr,
                         error,
@@ -157,8 +163,6 @@ impl Statsd {
     }
 
     fn lines(&self, totals: &Totals, times: &BTreeMap<Duration, u64>) -> Vec<String> {
-        // The counters of a rule that was removed and added again restart at zero.
-        let increase = |before: Option<&u64>, now: u64| now.checked_sub(before.copied().unwrap_or(0)).unwrap_or(now);
         let mut lines = Vec::new();
         for (name, total) in totals {
             let added = increase(self.sent_totals.get(name), *total);
@@ -188,14 +192,12 @@ impl Statsd {
         let matching = self.name_mappings.iter().find_map(|(pattern, to)| Some((pattern.captures(name)?, to)));
         let (name, mut tags) = match matching {
             Some((groups, NameMapping { name, tags, .. })) => {
-                let expand = |template: &str| {
-                    let mut text = String::new();
-                    groups.expand(template, &mut text);
-                    text
-                };
-                // A comma in a name must not begin a tag.
-                let parts = tags.iter().flat_map(|tag| tag.split(','));
-                (expand(name), parts.map(|part| expand(part).replace(',', "_")).collect())
+                let mut expanded = Vec::new();
+                for part in tags.iter().flat_map(|tag| tag.split(',')) {
+                    // A comma in a name must not begin a tag.
+                    expanded.push(expand(&groups, part).replace(',', "_"));
+                }
+                (expand(&groups, name), expanded)
             }
             None => (name.to_owned(), Vec::new()),
         };
@@ -232,6 +234,13 @@ impl Statsd {
             }
         }
     }
+}
+
+/// Returns how much a counter has grown since it was last sent.
+fn increase(before: Option<&u64>, now: u64) -> u64 {
+    let before = before.copied().unwrap_or(0);
+    // The counters of a rule that was removed and added again restart at zero.
+    now.checked_sub(before).unwrap_or(now)
 }
 
 #[cfg(test)]

@@ -56,7 +56,7 @@ impl Traces {
         let parent = CallerSpan::read(carrier).context()?;
         let span = tracer.span_builder("ShouldRateLimit").with_kind(SpanKind::Server);
         let span = span.start_with_context(tracer, &parent);
-        span.is_recording().then(|| Span(Box::new((span, Instant::now()))))
+        if span.is_recording() { Some(Span(Box::new((span, Instant::now())))) } else { None }
     }
 
     /// Sends the spans that were not sent yet.

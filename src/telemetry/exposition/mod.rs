@@ -24,16 +24,18 @@ impl Exposition {
     /// Returns the format with the highest quality in an `Accept` header; the text format if it contains none of them.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
-        let mut best = (0.0, Self::Text);
+        let mut best = Self::Text;
+        let mut best_quality = 0.0;
         for range in accept.split(',') {
             let mut parts = range.split(';').map(str::trim);
             let media_type = parts.next().unwrap_or_default();
-            let parameter = |name| parts.clone().find_map(|part: &str| part.strip_prefix(name));
-            let quality = parameter("q=").and_then(|quality| quality.parse().ok()).unwrap_or(1.0);
+            let parameters: Vec<&str> = parts.collect();
+            let quality = parameter(&parameters, "q=").and_then(|quality| quality.parse().ok()).unwrap_or(1.0);
+            let message = parameter(&parameters, "proto=");
             let exposition = match media_type {
                 "application/vnd.google.protobuf"
-                    if parameter("proto=").is_none_or(|message| message == "io.prometheus.client.MetricFamily")
-                        && parameter("encoding=") == Some("delimited") =>
+                    if message.is_none_or(|message| message == "io.prometheus.client.MetricFamily")
+                        && parameter(&parameters, "encoding=") == Some("delimited") =>
                 {
                     Self::Protobuf
                 }
@@ -41,11 +43,12 @@ impl Exposition {
                 "text/plain" => Self::Text,
                 _ => continue,
             };
-            if quality > best.0 {
-                best = (quality, exposition);
+            if quality > best_quality {
+                best = exposition;
+                best_quality = quality;
             }
         }
-        best.1
+        best
     }
 
     /// Returns the media type.
@@ -106,9 +109,10 @@ impl<'f> Family<'f> {
         let is_counter = family.get_field_type() == MetricType::COUNTER;
         let samples = family.get_metric().iter().map(|metric| Sample {
             labels: metric.get_label().iter().map(|label| (label.name().into(), label.value().into())).collect(),
-            value: Value::Number(match is_counter {
-                true => metric.get_counter().get_value(),
-                false => metric.get_gauge().get_value(),
+            value: Value::Number(if is_counter {
+                metric.get_counter().get_value()
+            } else {
+                metric.get_gauge().get_value()
             }),
         });
         Self {
@@ -118,6 +122,11 @@ impl<'f> Family<'f> {
             samples: samples.collect(),
         }
     }
+}
+
+/// Returns the value of a parameter of a media range.
+fn parameter<'p>(parameters: &[&'p str], prefix: &str) -> Option<&'p str> {
+    parameters.iter().find_map(|parameter| parameter.strip_prefix(prefix))
 }
 
 #[cfg(test)]

@@ -154,28 +154,23 @@ fn metric(kind: Kind, sample: &Sample<'_>) -> Metric {
 
 impl From<&Distribution> for Histogram {
     fn from(distribution: &Distribution) -> Self {
-        let bucket = |(bound, count, exemplar): &(f64, u64, Option<metrics::Exemplar>)| Bucket {
-            cumulative_count: Some(*count),
-            upper_bound: Some(*bound),
-            exemplar: exemplar.map(|exemplar| Exemplar {
-                label: vec![LabelPair { name: "trace_id".to_owned(), value: format!("{:032x}", exemplar.trace.0) }],
-                value: Some(exemplar.seconds),
-                timestamp: Some((UNIX_EPOCH + exemplar.at).into()),
-            }),
-        };
-        let mut histogram = Self {
-            sample_count: Some(distribution.count),
-            sample_sum: Some(distribution.sum),
-            bucket: distribution.buckets.iter().map(bucket).collect(),
-            ..Self::default()
-        };
+        let mut histogram =
+            Self { sample_count: Some(distribution.count), sample_sum: Some(distribution.sum), ..Self::default() };
+        for (bound, count, exemplar) in &distribution.buckets {
+            histogram.bucket.push(Bucket {
+                cumulative_count: Some(*count),
+                upper_bound: Some(*bound),
+                exemplar: exemplar.as_ref().map(Exemplar::from),
+            });
+        }
         let Some(native) = &distribution.native else {
             return histogram;
         };
         histogram.schema = Some(SCHEMA);
         histogram.zero_threshold = Some(ZERO_THRESHOLD);
         histogram.zero_count = Some(native.zero);
-        let (mut next, mut previous) = (0, 0);
+        let mut next = 0;
+        let mut previous = 0;
         for (index, count) in &native.buckets {
             match histogram.positive_span.last_mut() {
                 Some(span) if *index == next => span.length += 1,
@@ -186,5 +181,15 @@ impl From<&Distribution> for Histogram {
             previous = count.cast_signed();
         }
         histogram
+    }
+}
+
+impl From<&metrics::Exemplar> for Exemplar {
+    fn from(exemplar: &metrics::Exemplar) -> Self {
+        Self {
+            label: vec![LabelPair { name: "trace_id".to_owned(), value: format!("{:032x}", exemplar.trace.0) }],
+            value: Some(exemplar.seconds),
+            timestamp: Some((UNIX_EPOCH + exemplar.at).into()),
+        }
     }
 }

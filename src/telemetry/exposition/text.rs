@@ -51,10 +51,7 @@ impl Writer<'_> {
         };
         let buckets: &[_] = if *kind == Kind::Histogram { &distribution.buckets } else { &[] };
         for (bound, count, exemplar) in buckets {
-            let bound = match self.open_metrics && bound.is_finite() {
-                true => format!("{bound:?}"),
-                false => number(*bound),
-            };
+            let bound = if self.open_metrics && bound.is_finite() { format!("{bound:?}") } else { number(*bound) };
             self.line(name, "_bucket", sample, Some(&bound), *count as f64, exemplar.as_ref())?;
         }
         self.line(name, "_sum", sample, None, distribution.sum, None)?;
@@ -79,7 +76,9 @@ impl Writer<'_> {
         }
         let end = if separator == ',' { "}" } else { "" };
         write!(self.text, "{end} {}", number(value))?;
-        if let Some(Exemplar { trace, seconds, at }) = exemplar.filter(|_| self.open_metrics) {
+        if self.open_metrics
+            && let Some(Exemplar { trace, seconds, at }) = exemplar
+        {
             write!(self.text, " # {{trace_id=\"{:032x}\"}} {seconds} {:.3}", trace.0, at.as_secs_f64())?;
         }
         writeln!(self.text)

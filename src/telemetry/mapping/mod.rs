@@ -15,7 +15,7 @@ use serde::Deserialize;
 use sluicegate_files as files;
 
 use super::{
-    RESPONSE_TIME, TelemetryError,
+    RESPONSE_TIME, TelemetryError, expand,
     exposition::{Family, Kind, Sample, Value},
 };
 use crate::{
@@ -119,6 +119,12 @@ enum Action {
     Drop,
 }
 
+impl Entry {
+    fn applies_to(&self, kind: MetricType) -> bool {
+        self.match_metric_type.is_none_or(|wanted| wanted == kind)
+    }
+}
+
 /// A parsed mapping file.
 #[derive(Debug)]
 pub(super) struct Mapping {
@@ -142,11 +148,14 @@ struct Mapped<'m> {
 impl Mapping {
     /// Reads a mapping file; `None` if the file does not exist.
     pub(super) fn read(path: &Path) -> Result<Option<Self>, TelemetryError> {
-        let invalid = |error: String| TelemetryError(format!("{}: {error}", path.display()));
-        match files::read_to_string(path, MAX_FILE_BYTES) {
-            Ok(text) => Self::parse(&text).map(Some).map_err(invalid),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(invalid(error.to_string())),
+        let parsed = match files::read_to_string(path, MAX_FILE_BYTES) {
+            Ok(text) => Self::parse(&text),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => Err(error.to_string()),
+        };
+        match parsed {
+            Ok(mapping) => Ok(Some(mapping)),
+            Err(error) => Err(TelemetryError(format!("{}: {error}", path.display()))),
         }
     }
 
@@ -156,7 +165,8 @@ impl Mapping {
         let table = File::from_str(text, FileFormat::Yaml).collect();
         let file = table.and_then(|table| MappingFile::deserialize(config::Value::new(None, table)));
         let MappingFile { defaults, mappings } = file.map_err(|error| error.to_string())?;
-        let (mut globs, mut patterns) = (Vec::new(), Vec::new());
+        let mut globs = Vec::new();
+        let mut patterns = Vec::new();
         for entry in mappings {
             for name in entry.labels.keys() {
                 let mut letters = name.chars();
@@ -211,42 +221,42 @@ impl Mapping {
 
     /// Returns whether the file has an entry for the statsd name of a counter.
     pub(super) fn has_entry(&self, name: &str) -> bool {
-        let applies = |entry: &Entry| entry.match_metric_type.is_none_or(|wanted| wanted == MetricType::Counter);
-        self.globs.iter().any(|(segments, entry)| applies(entry) && captured(segments, name).is_some())
-            || self.patterns.iter().any(|(pattern, entry)| applies(entry) && pattern.is_match(name))
+        let kind = MetricType::Counter;
+        self.globs.iter().any(|(segments, entry)| entry.applies_to(kind) && captured(segments, name).is_some())
+            || self.patterns.iter().any(|(pattern, entry)| entry.applies_to(kind) && pattern.is_match(name))
     }
 
     /// Returns the metric for a statsd name; `None` if the file drops it.
     fn map(&self, name: &str, kind: MetricType) -> Option<Mapped<'_>> {
-        let applies = |entry: &Entry| entry.match_metric_type.is_none_or(|wanted| wanted == kind);
-        let glob = self.globs.iter().filter(|(_, entry)| applies(entry));
-        let glob = glob.filter_map(|(segments, entry)| Some((captured(segments, name)?, entry))).next();
-        if let Some((captured, entry)) = glob {
-            return self.mapped(entry, kind, |template| fill(template, name, &captured));
+        for (segments, entry) in &self.globs {
+            if entry.applies_to(kind)
+                && let Some(captured) = captured(segments, name)
+            {
+                return self.mapped(entry, kind, |template| fill(template, name, &captured));
+            }
         }
-        let pattern = self.patterns.iter().filter(|(_, entry)| applies(entry));
-        let pattern = pattern.filter_map(|(pattern, entry)| Some((pattern.captures(name)?, entry))).next();
-        if let Some((captured, entry)) = pattern {
-            return self.mapped(entry, kind, |template| {
-                let mut text = String::new();
-                captured.expand(template, &mut text);
-                text
-            });
+        for (pattern, entry) in &self.patterns {
+            if entry.applies_to(kind)
+                && let Some(captures) = pattern.captures(name)
+            {
+                return self.mapped(entry, kind, |template| expand(&captures, template));
+            }
         }
         let kind = self.kind(kind, None);
         Some(Mapped { name: escaped(name), labels: Vec::new(), help: "", scale: 1.0, kind })
     }
 
     fn mapped<'m>(&'m self, entry: &'m Entry, kind: MetricType, fill: impl Fn(&str) -> String) -> Option<Mapped<'m>> {
-        let labels = entry.labels.iter().map(|(name, template)| (name.into(), fill(template).into()));
-        let mapped = || Mapped {
+        if entry.action == Action::Drop {
+            return None;
+        }
+        Some(Mapped {
             name: escaped(&fill(&entry.name)),
-            labels: labels.collect(),
+            labels: entry.labels.iter().map(|(name, template)| (name.into(), fill(template).into())).collect(),
             help: &entry.help,
             scale: entry.scale.unwrap_or(1.0),
             kind: self.kind(kind, entry.observer_type),
-        };
-        (entry.action == Action::Map).then(mapped)
+        })
     }
 
     fn kind(&self, kind: MetricType, observer: Option<Observer>) -> Kind {
@@ -259,9 +269,16 @@ impl Mapping {
     }
 }
 
-/// Metrics by name, and their values by labels.
+/// Metrics by name.
 #[derive(Default)]
-struct Families<'f>(BTreeMap<String, (&'f str, Kind, BTreeMap<Labels<'f>, Value>)>);
+struct Families<'f>(BTreeMap<String, MappedFamily<'f>>);
+
+/// A metric without its name.
+struct MappedFamily<'f> {
+    help: &'f str,
+    kind: Kind,
+    samples: BTreeMap<Labels<'f>, Value>,
+}
 
 type Labels<'f> = Vec<(Cow<'f, str>, Cow<'f, str>)>;
 
@@ -274,23 +291,24 @@ impl<'f> Families<'f> {
         if name.is_empty() {
             return;
         }
-        let (_, known, samples) = self.0.entry(name).or_insert_with(|| (help, kind, BTreeMap::new()));
-        if *known != kind {
+        let family = self.0.entry(name).or_insert_with(|| MappedFamily { help, kind, samples: BTreeMap::new() });
+        if family.kind != kind {
             return;
         }
-        match (samples.get_mut(&labels), value) {
+        match (family.samples.get_mut(&labels), value) {
             (Some(Value::Number(sum)), Value::Number(number)) => *sum += number,
             (Some(_), _) => {}
-            (None, value) => drop(samples.insert(labels, value)),
+            (None, value) => drop(family.samples.insert(labels, value)),
         }
     }
 
     fn into_vec(self) -> Vec<Family<'f>> {
-        let family = |(name, (help, kind, samples)): (String, (&'f str, Kind, BTreeMap<Labels<'f>, Value>))| {
-            let samples = samples.into_iter().map(|(labels, value)| Sample { labels, value });
-            Family { name: name.into(), help: help.into(), kind, samples: samples.collect() }
-        };
-        self.0.into_iter().map(family).collect()
+        let mut families = Vec::new();
+        for (name, MappedFamily { help, kind, samples }) in self.0 {
+            let samples = samples.into_iter().map(|(labels, value)| Sample { labels, value }).collect();
+            families.push(Family { name: name.into(), help: help.into(), kind, samples });
+        }
+        families
     }
 }
 
@@ -317,8 +335,8 @@ fn fill(template: &str, name: &str, captured: &[&str]) -> String {
         text += &remaining[..at];
         let after_dollar = &remaining[at + 1..];
         let inner = after_dollar.strip_prefix('{').unwrap_or(after_dollar);
-        let is_reference = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '$';
-        let after = inner.trim_start_matches(is_reference);
+        let after =
+            inner.trim_start_matches(|letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '$');
         let reference = &inner[..inner.len() - after.len()];
         if reference.is_empty() {
             text.push('$');

@@ -88,16 +88,14 @@ impl Collector {
     /// Creates the connection for a signal. Must be called inside a tokio runtime.
     pub(super) fn new(settings: &OtlpSettings, signal: Signal) -> Result<Self, TelemetryError> {
         let url = settings.url(signal);
-        let invalid = |error: &dyn std::error::Error| {
-            TelemetryError(format!("telemetry.otlp.endpoint: {}", crate::metrics::chain(error)))
-        };
-        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| invalid(&error))?;
+        let uri: Uri = url.parse().map_err(|error: http::uri::InvalidUri| invalid_endpoint(&error))?;
         let certificates = Certificates::read(&settings.tls, &uri)?;
         let connection = match settings.protocol {
             OtlpProtocol::Grpc => {
-                let mut endpoint = Endpoint::from_shared(url).map_err(|error| invalid(&error))?;
+                let mut endpoint = Endpoint::from_shared(url).map_err(|error| invalid_endpoint(&error))?;
                 if let Some(certificates) = certificates {
-                    endpoint = endpoint.tls_config(certificates.into_grpc()).map_err(|error| invalid(&error))?;
+                    endpoint =
+                        endpoint.tls_config(certificates.into_grpc()).map_err(|error| invalid_endpoint(&error))?;
                 }
                 Connection::Grpc(endpoint.connect_timeout(settings.timeout).connect_lazy())
             }
@@ -224,4 +222,8 @@ fn compress(body: &[u8]) -> Vec<u8> {
     // Reading from memory cannot fail.
     let _ = GzEncoder::new(body, Compression::default()).read_to_end(&mut compressed);
     compressed
+}
+
+fn invalid_endpoint(error: &dyn std::error::Error) -> TelemetryError {
+    TelemetryError(format!("telemetry.otlp.endpoint: {}", crate::metrics::chain(error)))
 }

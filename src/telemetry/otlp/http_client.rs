@@ -36,9 +36,8 @@ impl opentelemetry_http::HttpClient for HttpClient {
 }
 
 fn tls_config(certificates: Option<Certificates>) -> io::Result<ClientConfig> {
-    let invalid = |error: rustls::Error| io::Error::new(io::ErrorKind::InvalidData, error);
     let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let builder = builder.with_safe_default_protocol_versions().map_err(invalid)?;
+    let builder = builder.with_safe_default_protocol_versions().map_err(invalid_data)?;
     let Some(Certificates { authorities, identity }) = certificates else {
         return Ok(builder.with_root_certificates(RootCertStore::empty()).with_no_client_auth());
     };
@@ -46,7 +45,7 @@ fn tls_config(certificates: Option<Certificates>) -> io::Result<ClientConfig> {
         Some(pem) => {
             let mut roots = RootCertStore::empty();
             for certificate in read_pem(&pem)? {
-                roots.add(certificate).map_err(invalid)?;
+                roots.add(certificate).map_err(invalid_data)?;
             }
             builder.with_root_certificates(roots)
         }
@@ -56,10 +55,14 @@ fn tls_config(certificates: Option<Certificates>) -> io::Result<ClientConfig> {
         return Ok(builder.with_no_client_auth());
     };
     let key = PrivateKeyDer::from_pem_slice(&key).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
-    builder.with_client_auth_cert(read_pem(&certificate)?, key).map_err(invalid)
+    builder.with_client_auth_cert(read_pem(&certificate)?, key).map_err(invalid_data)
 }
 
 fn read_pem(pem: &[u8]) -> io::Result<Vec<CertificateDer<'static>>> {
     let certificates: Result<_, _> = CertificateDer::pem_slice_iter(pem).collect();
     certificates.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+fn invalid_data(error: rustls::Error) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, error)
 }

@@ -95,24 +95,25 @@ impl PushMetricExporter for Exporter {
 /// Returns the histogram as a metric with this name and these labels.
 fn metric(histogram: &Histogram, name: &str, labels: &[(&str, &str)], started: SystemTime) -> v1::Metric {
     let Distribution { count, sum, buckets, .. } = histogram.distribution();
-    let mut previous = 0;
-    let in_bucket = |(_, count, _): &(f64, u64, Option<Exemplar>)| count - std::mem::replace(&mut previous, *count);
-    let attribute = |(name, value): &(&str, &str)| KeyValue {
-        key: (*name).to_owned(),
-        value: Some(AnyValue { value: Some(any_value::Value::StringValue((*value).to_owned())) }),
-        ..KeyValue::default()
-    };
-    let point = HistogramDataPoint {
-        attributes: labels.iter().map(attribute).collect(),
+    let mut point = HistogramDataPoint {
+        attributes: labels.iter().map(|(name, value)| attribute(name, value)).collect(),
         start_time_unix_nano: nanos(started),
         time_unix_nano: nanos(wall_clock()),
         count,
         sum: Some(sum),
-        bucket_counts: buckets.iter().map(in_bucket).collect(),
-        explicit_bounds: buckets.iter().map(|(bound, ..)| *bound).filter(|bound| bound.is_finite()).collect(),
-        exemplars: buckets.iter().filter_map(|(.., exemplar)| exemplar.as_ref()).map(exemplar).collect(),
         ..HistogramDataPoint::default()
     };
+    let mut previous = 0;
+    for (bound, cumulative_count, bucket_exemplar) in &buckets {
+        point.bucket_counts.push(cumulative_count - previous);
+        previous = *cumulative_count;
+        if bound.is_finite() {
+            point.explicit_bounds.push(*bound);
+        }
+        if let Some(bucket_exemplar) = bucket_exemplar {
+            point.exemplars.push(exemplar(bucket_exemplar));
+        }
+    }
     v1::Metric {
         name: name.to_owned(),
         description: histogram.description.to_owned(),
@@ -122,6 +123,14 @@ fn metric(histogram: &Histogram, name: &str, labels: &[(&str, &str)], started: S
             aggregation_temporality: AggregationTemporality::Cumulative.into(),
         })),
         ..v1::Metric::default()
+    }
+}
+
+fn attribute(name: &str, value: &str) -> KeyValue {
+    KeyValue {
+        key: name.to_owned(),
+        value: Some(AnyValue { value: Some(any_value::Value::StringValue(value.to_owned())) }),
+        ..KeyValue::default()
     }
 }
 
@@ -135,7 +144,10 @@ fn exemplar(exemplar: &Exemplar) -> v1::Exemplar {
 }
 
 fn nanos(at: SystemTime) -> u64 {
-    at.duration_since(UNIX_EPOCH).map_or(0, |since| u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+    match at.duration_since(UNIX_EPOCH) {
+        Ok(since) => u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
+        Err(_) => 0,
+    }
 }
 
 #[cfg(test)]

@@ -227,9 +227,17 @@ fn parse_header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((name, value))
 }
 
+/// Returns headers without their values.
 fn mask(headers: &[String]) -> Vec<String> {
-    let mask = |header: &String| format!("{}=***", header.split_once('=').map_or("", |(name, _)| name));
-    headers.iter().map(mask).collect()
+    let mut masked = Vec::new();
+    for header in headers {
+        let name = match header.split_once('=') {
+            Some((name, _)) => name,
+            None => "",
+        };
+        masked.push(format!("{name}=***"));
+    }
+    masked
 }
 
 #[cfg(test)]

@@ -50,7 +50,8 @@ impl SpanExporter for Exporter {
             let Err(error) = self.collector.send(batch.clone()).await else {
                 return Ok(());
             };
-            let Some(pause) = pauses.next().filter(|_| error.is_transient) else {
+            let pause = if error.is_transient { pauses.next() } else { None };
+            let Some(pause) = pause else {
                 break error.to_string();
             };
             self.collector.pause(pause.mul_f64(rand::random_range(0.5..=1.0))).await;
