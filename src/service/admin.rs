@@ -221,18 +221,23 @@ impl Admin {
     /// Returns how much of its limit each entity of a rule uses, for the entities with the most requested hits, most used
     /// first, and the number of entities that could not be read.
     pub async fn usage(&self, rule: &Rule) -> (Vec<EntityUsage>, usize) {
-        let (domain, policy) = (&*rule.labels[0], &**rule.policy());
-        let is_of_rule = |target: &Target, ranked: &str| {
-            ranked == policy && matches!(target, Target::Limit { domain: ranked_domain, .. } if ranked_domain == domain)
-        };
+        let domain = &*rule.labels[0];
+        let policy = &**rule.policy();
         let ranked = match &self.engine.top {
             Some(top) => {
-                let (max_entities, period) = (MAX_READ_ENTITIES, TopEntities::DEFAULT_PERIOD);
-                top.ranking(RankBy::Requested, max_entities, period, self.clock.now(), is_of_rule).top
+                let period = TopEntities::DEFAULT_PERIOD;
+                let now = self.clock.now();
+                let ranking =
+                    top.ranking(RankBy::Requested, MAX_READ_ENTITIES, period, now, |target, ranked_policy| {
+                        let is_of_domain = matches!(target, Target::Limit { domain: ranked, .. } if ranked == domain);
+                        is_of_domain && ranked_policy == policy
+                    });
+                ranking.top
             }
             None => Vec::new(),
         };
-        let (mut usages, mut failed) = (Vec::new(), 0);
+        let mut usages = Vec::new();
+        let mut failed = 0;
         for chunk in ranked.chunks(READ_BATCH) {
             for usage in join_all(chunk.iter().map(|entity| self.usage_of(&entity.target, rule))).await {
                 match usage {
@@ -251,8 +256,10 @@ impl Admin {
             return Ok(None);
         };
         let inspection = self.inspect(domain, &pairs(entries), 1).await?;
-        let counter = inspection.counter.filter(|_| inspection.rule == Some(rule.id));
-        Ok(counter.map(|counter| EntityUsage {
+        if inspection.rule != Some(rule.id) {
+            return Ok(None);
+        }
+        Ok(inspection.counter.map(|counter| EntityUsage {
             domain: domain.clone(),
             entries: entries.clone(),
             used: counter.decision.used,

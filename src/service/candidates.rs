@@ -24,7 +24,7 @@ use super::{
 use crate::{
     debounce::Debounce,
     engine::{
-        Candidate, Resources,
+        Candidate, Resources, Snapshot,
         overrides::{RuleSetSlot, Target},
     },
     metrics::Meter,
@@ -116,14 +116,14 @@ impl Candidates {
 
     /// Polls the overrides and the directory. Never returns.
     pub async fn follow(self: Arc<Self>) {
-        let current = || self.directory.as_deref().map(|directory| fingerprint(directory, FileFilter::Yaml));
         // The files that exist at the start count as new.
         let mut debounce: Debounce<Option<Fingerprint>> = Debounce::new(None);
         let mut tick = interval(POLL_INTERVAL);
         let mut last_restore = Instant::now();
         loop {
             tick.tick().await;
-            let changed = debounce.poll(current());
+            let current = self.directory.as_deref().map(|directory| fingerprint(directory, FileFilter::Yaml));
+            let changed = debounce.poll(current);
             self.poll(changed).await;
             if last_restore.elapsed() >= RESTORE_INTERVAL {
                 last_restore = Instant::now();
@@ -136,8 +136,8 @@ impl Candidates {
     pub async fn poll(&self, directory_changed: bool) {
         let (in_force, candidate) = {
             let snapshot = self.reloader.rules().load();
-            let value = |slot| snapshot.overrides().rules(slot).map(|entry| entry.value.to_string());
-            (value(RuleSetSlot::InForce).filter(|value| value != DIRECTORY), value(RuleSetSlot::Candidate))
+            let in_force = slot_value(&snapshot, RuleSetSlot::InForce).filter(|value| value != DIRECTORY);
+            (in_force, slot_value(&snapshot, RuleSetSlot::Candidate))
         };
         if self.state().in_force != in_force {
             self.record_result(self.put_in_force(in_force).await);
@@ -304,13 +304,15 @@ impl Candidates {
         info: ChangeInfo,
     ) -> Result<(), CandidateError> {
         let before = self.digests();
-        let request = |(slot, value): &(RuleSetSlot, Option<String>)| ChangeRequest {
-            target: Target::Rules(*slot),
-            value: value.clone(),
-            until: None,
-            expected: None,
-        };
-        let requests: Vec<ChangeRequest> = changes.iter().map(request).collect();
+        let mut requests = Vec::new();
+        for (slot, value) in changes {
+            requests.push(ChangeRequest {
+                target: Target::Rules(*slot),
+                value: value.clone(),
+                until: None,
+                expected: None,
+            });
+        }
         self.overrides.change(&requests, info).await?;
         let after = self.digests();
         for digest in before.iter().filter(|digest| !after.contains(digest)) {
@@ -323,7 +325,7 @@ impl Candidates {
     }
 
     fn value(&self, slot: RuleSetSlot) -> Option<String> {
-        self.reloader.rules().load().overrides().rules(slot).map(|entry| entry.value.to_string())
+        slot_value(&self.reloader.rules().load(), slot)
     }
 
     fn digests(&self) -> Vec<String> {
@@ -392,6 +394,11 @@ fn serialize_rule_set(files: &[SourceFile]) -> Result<(String, String), Candidat
 fn parse_rule_set(text: &str) -> Option<Vec<SourceFile>> {
     let pairs: Vec<(String, String)> = serde_json::from_str(text).ok()?;
     Some(pairs.into_iter().map(|(name, text)| SourceFile { name, text }).collect())
+}
+
+/// Returns the value of the override of a slot, or `None` if the slot is empty.
+fn slot_value(snapshot: &Snapshot, slot: RuleSetSlot) -> Option<String> {
+    snapshot.overrides().rules(slot).map(|entry| entry.value.to_string())
 }
 
 #[cfg(test)]

@@ -135,7 +135,8 @@ impl Decisions {
             return self.decide_in(memory, request);
         }
         self.validate(request)?;
-        let (started, now) = (Instant::now(), self.clock.now());
+        let started = Instant::now();
+        let now = self.clock.now();
         let snapshot = &*self.engine.rules.load();
         let verdict = self.engine.decide(snapshot, request, now).await;
         if let (Some(candidate), Ok(verdict)) = (snapshot.candidate(), &verdict) {
@@ -151,7 +152,8 @@ impl Decisions {
     /// Returns an error if the request has no domain or no descriptors, or if the engine cannot decide.
     pub fn decide_in(&self, memory: &Memory, request: &Request<'_>) -> Result<Verdict, DecisionError> {
         self.validate(request)?;
-        let (started, now) = (Instant::now(), self.clock.now());
+        let started = Instant::now();
+        let now = self.clock.now();
         let verdict = self.engine.decide_in(memory, request, now);
         self.finish(request, verdict, started, now)
     }
@@ -201,7 +203,8 @@ fn evaluate_later(
     let Some(delay) = candidate.queue(engine.worker, request, verdict, now) else {
         return;
     };
-    let (engine, candidate) = (engine.clone(), Arc::clone(candidate));
+    let engine = engine.clone();
+    let candidate = Arc::clone(candidate);
     tokio::spawn(async move {
         tokio::time::sleep(delay).await;
         engine.evaluate_queued(&candidate).await;

@@ -55,13 +55,12 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        let (file_bytes, max_bytes) = (64 << 20, 1 << 30);
         Self {
             dir: None,
             share: 0.01,
             entity_keys: Vec::new(),
-            max_file_bytes: file_bytes,
-            max_total_bytes: max_bytes,
+            max_file_bytes: 64 << 20,
+            max_total_bytes: 1 << 30,
             hash_key_file: None,
         }
     }
@@ -130,15 +129,17 @@ impl Recorder {
     /// Returns the hash of the entity that the request belongs to.
     fn entity_hash(&self, request: &Request<'_>) -> u128 {
         let mut identity = Identity::new(request.domain);
-        let all = || request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
-        match self.entity_keys.as_slice() {
-            [] => {
-                let first = request.descriptors.first().into_iter().flat_map(|first| &first.entries);
-                first.for_each(|entry| identity.add(entry.key, entry.value));
+        if self.entity_keys.is_empty()
+            && let Some(first) = request.descriptors.first()
+        {
+            for entry in &first.entries {
+                identity.add(entry.key, entry.value);
             }
-            keys => {
-                let named = keys.iter().filter_map(|key| all().find(|entry| *entry.key == **key));
-                named.for_each(|entry| identity.add(entry.key, entry.value));
+        }
+        for key in &self.entity_keys {
+            let mut entries = request.descriptors.iter().flat_map(|descriptor| &descriptor.entries);
+            if let Some(entry) = entries.find(|entry| *entry.key == **key) {
+                identity.add(entry.key, entry.value);
             }
         }
         identity.finish()
@@ -180,8 +181,10 @@ impl Recorder {
 
 /// Writes messages until all senders are dropped. Counts messages that could not be written.
 fn write(mut writer: Writer, receiver: &Receiver<Message>, lost: &Counter) {
-    // The messages that are buffered, and whether the last write has failed, which was logged.
-    let (mut buffered, mut has_failed) = (0, false);
+    // Number of messages that are buffered.
+    let mut buffered = 0;
+    // Whether the last write has failed, which was logged.
+    let mut has_failed = false;
     loop {
         let written = match receiver.recv_timeout(FLUSH_INTERVAL) {
             Ok(Message::Request(message)) => {

@@ -7,7 +7,6 @@
 //! network file systems.
 
 use std::{
-    io,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
@@ -88,7 +87,8 @@ impl Reloader {
             Source::Directory(directory, filter) => Some(fingerprint(directory, *filter)),
             Source::BuiltIn(_) | Source::Pushed => None,
         };
-        let (successes, failures) = (Counter::new(1), Counter::new(1));
+        let successes = Counter::new(1);
+        let failures = Counter::new(1);
         let (loaded_at, snapshot) = match source {
             Source::Pushed => (None, Snapshot::awaiting()),
             Source::Directory(..) | Source::BuiltIn(_) => {
@@ -97,8 +97,7 @@ impl Reloader {
                 if matches!(source, Source::BuiltIn(_)) {
                     tracing::info!("rules.dir is not set, so the built-in example rules are in force");
                 }
-                let (domains, count) = (rules.domains(), rules.rules().len());
-                tracing::info!(domains, rules = count, "rules loaded");
+                tracing::info!(domains = rules.domains(), rules = rules.rules().len(), "rules loaded");
                 successes.add(WorkerId(0), 1);
                 (Some(clock.now()), Snapshot::new(rules, &statistics, &resources))
             }
@@ -259,7 +258,8 @@ impl Reloader {
         match compiled {
             Ok((snapshot, warnings)) => {
                 warn(&warnings);
-                let (domains, rules) = (snapshot.rules().domains(), snapshot.rules().rules().len());
+                let domains = snapshot.rules().domains();
+                let rules = snapshot.rules().rules().len();
                 let layers = self.layers();
                 let old = self.rules.swap(Arc::new(layers.apply_to(&snapshot, self.clock.now())));
                 drop(layers);
@@ -312,7 +312,10 @@ impl Reloader {
             meter,
             "sluicegate_rules_loaded_timestamp_seconds",
             "Unix time at which the rules in force were loaded, in seconds",
-            move || this.status().loaded_at.map_or(0, Micros::floor_secs),
+            move || match this.status().loaded_at {
+                Some(loaded_at) => loaded_at.floor_secs(),
+                None => 0,
+            },
         );
     }
 }
@@ -337,9 +340,10 @@ fn retire(old: Arc<Snapshot>) {
     runtime.spawn(async move {
         tokio::time::sleep(RETIRE_DELAY).await;
         // If only the overrides have changed, the next snapshot shares the rules, and little is freed here.
-        let _ = match old.shares_rules() {
-            true => tokio::task::spawn_blocking(move || drop(old)).await.map_err(io::Error::other),
-            false => run_on_compile_thread(move || drop(old)).await,
-        };
+        if old.shares_rules() {
+            let _ = tokio::task::spawn_blocking(move || drop(old)).await;
+        } else {
+            let _ = run_on_compile_thread(move || drop(old)).await;
+        }
     });
 }

@@ -66,6 +66,13 @@ impl SearchedValue {
     fn matches(&self, value: &str) -> bool {
         if self.is_prefix { value.starts_with(&self.value) } else { value == self.value }
     }
+
+    fn matches_entity(&self, target: &Target) -> bool {
+        match target {
+            Target::Limit { entries, .. } => entries.iter().any(|(_, value)| self.matches(value)),
+            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
+        }
+    }
 }
 
 impl Candidates {
@@ -125,11 +132,7 @@ impl Admin {
         for rank_by in [RankBy::Denied, RankBy::Requested] {
             let query =
                 TopQuery { rank_by, max_entities: MAX_RANKED, period: TopEntities::MAX_PERIOD, all_instances: true };
-            let has_value = |target: &Target, _: &str| match target {
-                Target::Limit { entries, .. } => entries.iter().any(|(_, value)| searched.matches(value)),
-                Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
-            };
-            let (ranking, _) = self.activity.top(&query, has_value);
+            let (ranking, _) = self.activity.top(&query, |target, _| searched.matches_entity(target));
             for entity in ranking.top {
                 candidates.add_known(entity.target);
             }

@@ -173,11 +173,11 @@ impl Simulator {
         };
         let mut overrides = snapshot.overrides().clone();
         for change in &simulation.changes {
-            let invalid = |error: OverrideError| SimulationError::Change(change.target.to_string(), error);
             match self.overrides.new_override(change) {
                 Some(entry) => {
-                    Overrides::check(&entry, self.options).map_err(invalid)?;
-                    overrides.put(entry, self.options).map_err(invalid)?;
+                    let checked = Overrides::check(&entry, self.options);
+                    let added = checked.and_then(|()| overrides.put(entry, self.options));
+                    added.map_err(|error| SimulationError::Change(change.target.to_string(), error))?;
                 }
                 None => drop(overrides.remove(&change.target)),
             }
@@ -215,14 +215,15 @@ impl<'a> Batches<'a> {
     }
 
     fn replay_all(&mut self) {
-        let starts = std::iter::once(0).chain(self.ends.iter().copied());
-        let messages = starts.zip(&self.ends).map(|(start, end)| traffic::decode(&self.bytes[start..*end]));
-        let (mut requests, mut invalid) = (Vec::new(), 0);
-        for message in messages {
-            match message {
+        let mut requests = Vec::new();
+        let mut invalid = 0;
+        let mut start = 0;
+        for &end in &self.ends {
+            match traffic::decode(&self.bytes[start..end]) {
                 Ok(request) => requests.push(request),
                 Err(_) => invalid += 1,
             }
+            start = end;
         }
         self.replay.process(&requests);
         self.replay.skipped += invalid;
@@ -234,7 +235,8 @@ impl<'a> Batches<'a> {
 
 /// Replays recorded requests. Returns whether there are more.
 fn replay_recorded(replay: &mut Replay, directory: PathBuf) -> Result<bool, TrafficError> {
-    let (mut reader, mut message) = (Reader::new(&[directory])?, Vec::new());
+    let mut reader = Reader::new(&[directory])?;
+    let mut message = Vec::new();
     let mut batches = Batches::new(replay);
     let mut is_incomplete = false;
     while reader.next(&mut message)? {
@@ -251,7 +253,8 @@ fn replay_recorded(replay: &mut Replay, directory: PathBuf) -> Result<bool, Traf
 /// Replays the lines of an access log. Returns the number of invalid lines, and whether there are more lines.
 fn replay_log(replay: &mut Replay, log: &str, mapping: &Mapping) -> (u64, bool) {
     let mut batches = Batches::new(replay);
-    let (mut invalid_lines, mut is_incomplete) = (0, false);
+    let mut invalid_lines = 0;
+    let mut is_incomplete = false;
     for line in log.lines() {
         let is_request = mapping.encode(line, &mut batches.bytes);
         invalid_lines += u64::from(is_request.is_err() && !line.trim().is_empty());

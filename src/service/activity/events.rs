@@ -179,8 +179,11 @@ impl Detector {
             let name = describe(&switch.target);
             if previous.get(&name) != Some(&switch.value) {
                 let text = format!("{name} set to {} on this instance only", switch.value);
-                let (author, reason) = (switch.author.to_string(), switch.reason.to_string());
-                events.push(Event { author, reason, ..event(EventKind::Switch, observed.now, text) });
+                events.push(Event {
+                    author: switch.author.to_string(),
+                    reason: switch.reason.to_string(),
+                    ..event(EventKind::Switch, observed.now, text)
+                });
             }
         }
         for name in previous.keys().filter(|name| !self.own_switches.contains_key(*name)) {
@@ -216,8 +219,16 @@ pub(super) fn started(at: Micros, instance: &Instance) -> Event {
 }
 
 fn event(kind: EventKind, at: Micros, text: String) -> Event {
-    let (author, reason, instance) = (String::new(), String::new(), String::new());
-    Event { id: 0, at, kind, public_text: text.clone(), text, author, reason, instance }
+    Event {
+        id: 0,
+        at,
+        kind,
+        public_text: text.clone(),
+        text,
+        author: String::new(),
+        reason: String::new(),
+        instance: String::new(),
+    }
 }
 
 /// Returns the event of a change of overrides, or of an operator's action that changed none.
@@ -266,11 +277,11 @@ fn describe_change(target: &Target, after: Option<&Override>) -> String {
 /// Describes a target for people.
 fn describe(target: &Target) -> String {
     use crate::engine::overrides::Scope;
-    let entries = |entries: &[(String, String)]| {
-        entries.iter().map(|(key, value)| format!("{key}={value}")).collect::<Vec<_>>().join(" ")
-    };
     match target {
-        Target::Limit { domain, entries: pairs } => format!("limit of {domain} {}", entries(pairs)),
+        Target::Limit { domain, entries } => {
+            let entries: Vec<_> = entries.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            format!("limit of {domain} {}", entries.join(" "))
+        }
         Target::Plan { domain, key, value } => format!("plan of {domain} {key}={value}"),
         Target::Switch(Scope::Rule { domain, rule }) => format!("switch for rule {domain} {rule}"),
         Target::Switch(Scope::Algorithm(name)) => format!("switch for algorithm {name}"),

@@ -1,6 +1,6 @@
 //! [`History`]: the decisions of each period of the last hour, in a ring of fixed size.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
@@ -84,24 +84,21 @@ pub struct ClassHits {
 impl Period {
     fn between(before: &Totals, now: &Totals) -> Self {
         let latency = now.latency.since(&before.latency);
-        let micros =
-            |quantile| u64::try_from(latency.quantile(quantile).as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX);
-        let hits = |of: fn(&HitTotals) -> u64| of(&now.hits).saturating_sub(of(&before.hits));
         Self {
             start: before.at.get(),
             length: (now.at - before.at).get(),
             requests: now.requests.saturating_sub(before.requests),
             denied_requests: now.denied_requests.saturating_sub(before.denied_requests),
             errors: now.errors.saturating_sub(before.errors),
-            requested: hits(|hits| hits.requested),
-            denied: hits(|hits| hits.denied),
-            near: hits(|hits| hits.near),
-            shadow: hits(|hits| hits.shadow),
+            requested: now.hits.requested.saturating_sub(before.hits.requested),
+            denied: now.hits.denied.saturating_sub(before.hits.denied),
+            near: now.hits.near.saturating_sub(before.hits.near),
+            shadow: now.hits.shadow.saturating_sub(before.hits.shadow),
             store_calls: now.store_calls.saturating_sub(before.store_calls),
             store_errors: now.store_errors.saturating_sub(before.store_errors),
             local: std::array::from_fn(|index| now.local[index].saturating_sub(before.local[index])),
             classes: class_hits(before, now),
-            latency: [micros(0.5), micros(0.99)],
+            latency: [micros(latency.quantile(0.5)), micros(latency.quantile(0.99))],
         }
     }
 
@@ -121,11 +118,24 @@ impl Period {
         ] {
             *sum = sum.saturating_add(count);
         }
-        self.local.iter_mut().zip(other.local).for_each(|(sum, count)| *sum = sum.saturating_add(count));
-        self.latency.iter_mut().zip(other.latency).for_each(|(max, micros)| *max = micros.max(*max));
+        add_each(&mut self.local, &other.local);
+        for (max, micros) in self.latency.iter_mut().zip(other.latency) {
+            *max = micros.max(*max);
+        }
         for ClassHits { class, hits } in &other.classes {
             add_class(&mut self.classes, class, *hits);
         }
+    }
+}
+
+/// Returns a duration in microseconds, rounded up.
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos().div_ceil(1_000)).unwrap_or(u64::MAX)
+}
+
+fn add_each<const N: usize>(sums: &mut [u64; N], counts: &[u64; N]) {
+    for (sum, count) in sums.iter_mut().zip(counts) {
+        *sum = sum.saturating_add(*count);
     }
 }
 
@@ -133,10 +143,15 @@ impl Period {
 fn class_hits(before: &Totals, now: &Totals) -> Vec<ClassHits> {
     let mut sums = Vec::new();
     for class in &now.classes {
-        let same = |other: &&ClassTotals| other.rule == class.rule && other.class == class.class;
-        let earlier = before.classes.iter().find(same);
-        let since = |of: fn(&ClassTotals) -> u64| of(class).saturating_sub(earlier.map_or(0, of));
-        let hits = [since(|class| class.allowed), since(|class| class.denied), since(|class| class.shed)];
+        let earlier = before.classes.iter().find(|other| other.rule == class.rule && other.class == class.class);
+        let hits = match earlier {
+            Some(earlier) => [
+                class.allowed.saturating_sub(earlier.allowed),
+                class.denied.saturating_sub(earlier.denied),
+                class.shed.saturating_sub(earlier.shed),
+            ],
+            None => [class.allowed, class.denied, class.shed],
+        };
         if hits != [0; 3] {
             add_class(&mut sums, &class.class, hits);
         }
@@ -146,10 +161,15 @@ fn class_hits(before: &Totals, now: &Totals) -> Vec<ClassHits> {
 
 fn add_class(classes: &mut Vec<ClassHits>, class: &str, hits: [u64; 3]) {
     if let Some(known) = classes.iter_mut().find(|known| known.class == class) {
-        known.hits.iter_mut().zip(hits).for_each(|(sum, count)| *sum = sum.saturating_add(count));
+        add_each(&mut known.hits, &hits);
     } else if classes.len() < MAX_CLASSES {
         classes.push(ClassHits { class: class.to_owned(), hits });
     }
+}
+
+/// Returns the start of the period that contains a time.
+fn period_start(at: Micros) -> Micros {
+    Micros::new(at.get() / PERIOD.get() * PERIOD.get())
 }
 
 /// The periods of the last hour.
@@ -165,13 +185,12 @@ pub(super) struct History {
 impl History {
     /// Records totals. A period ends at the first totals after its time.
     pub(super) fn record(&mut self, totals: Totals) {
-        let start_of = |at: Micros| Micros::new(at.get() / PERIOD.get() * PERIOD.get());
         match &self.last {
             None => self.last = Some(totals.clone()),
-            Some(last) if start_of(totals.at) > last.at => {
+            Some(last) if period_start(totals.at) > last.at => {
                 let mut period = Period::between(last, &totals);
                 // The periods of every instance start at the same times, so that they can be added.
-                period.start = start_of(last.at).get();
+                period.start = period_start(last.at).get();
                 if self.periods.len() == MAX_PERIODS {
                     self.periods.pop_front();
                 }

@@ -111,7 +111,7 @@ impl Instances {
         name: &str,
         others: &Mutex<Others>,
     ) {
-        let report = (self.is_read || read).then(report);
+        let report = if self.is_read || read { Some(report()) } else { None };
         let outdated = lock(others).outdated();
         let exchanged = self.redis.exchange_activity(name, report.as_deref(), read, &outdated).await;
         if let Ok(answer) = exchanged {
@@ -135,8 +135,8 @@ pub(super) fn sum<'a>(own: Sums, others: impl Iterator<Item = &'a Report>) -> Su
     let mut steps: BTreeMap<u64, Period> = own.steps.into_iter().map(|step| (step.start, step)).collect();
     for report in others {
         for step in &report.steps {
-            let zero = || Period { start: step.start, ..Period::default() };
-            steps.entry(step.start).or_insert_with(zero).add(step);
+            let sum = steps.entry(step.start).or_insert_with(|| Period { start: step.start, ..Period::default() });
+            sum.add(step);
         }
         current.start = current.start.max(report.current.start);
         current.add(&report.current);

@@ -24,12 +24,11 @@ pub struct Minute {
 
 impl Minute {
     pub(super) fn new(hits: &RuleHits) -> Self {
-        let count = |hits: u64| u32::try_from(hits).unwrap_or(u32::MAX);
         Self {
-            denied_requests: count(hits.denied_requests),
-            requests: count(hits.requests),
-            denied: count(hits.denied),
-            requested: count(hits.requested),
+            denied_requests: saturated(hits.denied_requests),
+            requests: saturated(hits.requests),
+            denied: saturated(hits.denied),
+            requested: saturated(hits.requested),
         }
     }
 
@@ -39,6 +38,11 @@ impl Minute {
         self.denied = self.denied.saturating_add(other.denied);
         self.requested = self.requested.saturating_add(other.requested);
     }
+}
+
+/// Returns a number as `u32`, or the maximum if it is too large.
+fn saturated(number: u64) -> u32 {
+    u32::try_from(number).unwrap_or(u32::MAX)
 }
 
 /// The minutes of other instances, by the id of the rule.

@@ -216,7 +216,7 @@ impl Activity {
         }
         let mut state = lock(&self.state);
         let period_ended = state.history.is_due(now);
-        let totals = (read_counts || period_ended).then(|| self.totals(now));
+        let totals = if read_counts || period_ended { Some(self.totals(now)) } else { None };
         let new_events = self.detect(&mut state, &snapshot, totals.as_ref(), now);
         if state.snapshot.as_ptr() != Arc::as_ptr(&snapshot) {
             state.snapshot = Arc::downgrade(&snapshot);
@@ -277,8 +277,13 @@ impl Activity {
         let unmatched = lock(&self.unmatched).list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
         let state = lock(&self.state);
         let tables = Tables::new(&self.sources.top, rules, state.events.after(0).cloned(), unmatched, now);
-        let (steps, current) = (state.history.steps(STEP), state.history.current());
-        Report { instance: self.instance.clone(), at: now.get(), steps, current, tables }
+        Report {
+            instance: self.instance.clone(),
+            at: now.get(),
+            steps: state.history.steps(STEP),
+            current: state.history.current(),
+            tables,
+        }
     }
 
     /// Returns an encoded report that is at most as old as the interval of the exchange, for peers that ask often.
@@ -461,7 +466,9 @@ impl Viewer {
             (self.own_periods(&state), state.history.current())
         };
         let mut events: Vec<Event> = state.events.after(self.last_event).cloned().collect();
-        self.last_event = events.last().map_or(self.last_event, |event| event.id);
+        if let Some(last) = events.last() {
+            self.last_event = last.id;
+        }
         self.add_events_of(&others, &mut events, &state);
         Update {
             at: activity.sources.clock.now(),
@@ -492,8 +499,8 @@ impl Viewer {
             for event in report.tables.events_after(last.id, name) {
                 last.id = event.id;
                 // Every instance reports the changes of shared overrides and rules.
-                let is_same = |own: &Event| (own.kind, own.at, &own.text) == (event.kind, event.at, &event.text);
-                if !state.events.after(0).any(is_same) {
+                let mut own_events = state.events.after(0);
+                if !own_events.any(|own| own.kind == event.kind && own.at == event.at && own.text == event.text) {
                     events.push(event);
                 }
             }
@@ -503,7 +510,9 @@ impl Viewer {
 
     fn own_periods(&mut self, state: &State) -> Vec<Period> {
         let periods: Vec<Period> = state.history.periods_after(self.last_start).cloned().collect();
-        self.last_start = periods.last().map_or(self.last_start, |period| period.start);
+        if let Some(last) = periods.last() {
+            self.last_start = last.start;
+        }
         periods
     }
 

@@ -31,11 +31,10 @@ impl TopQuery {
     /// Returns the time to count. All instances count the same one.
     pub(super) fn period(&self) -> Duration {
         let period = self.period.min(TopEntities::MAX_PERIOD);
-        match self.all_instances {
-            false => period,
-            true if period > TopEntities::DEFAULT_PERIOD => TopEntities::MAX_PERIOD,
-            true => TopEntities::DEFAULT_PERIOD,
+        if !self.all_instances {
+            return period;
         }
+        if period > TopEntities::DEFAULT_PERIOD { TopEntities::MAX_PERIOD } else { TopEntities::DEFAULT_PERIOD }
     }
 }
 

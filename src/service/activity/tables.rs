@@ -89,13 +89,9 @@ impl Tables {
         unmatched: Vec<Unmatched>,
         now: Micros,
     ) -> Self {
-        let entities = |period| Entities {
-            denied: EntityList::new(&top.ranking(RankBy::Denied, MAX_ENTITIES, period, now, |_, _| true)),
-            requested: EntityList::new(&top.ranking(RankBy::Requested, MAX_ENTITIES, period, now, |_, _| true)),
-        };
         let mut tables = Self {
-            recent: entities(TopEntities::DEFAULT_PERIOD),
-            hour: entities(TopEntities::MAX_PERIOD),
+            recent: Entities::new(top, TopEntities::DEFAULT_PERIOD, now),
+            hour: Entities::new(top, TopEntities::MAX_PERIOD, now),
             rules,
             events: events.map(EventReport::new).collect(),
             unmatched,
@@ -167,20 +163,34 @@ impl EventReport {
     }
 }
 
-impl EntityList {
-    fn new(ranking: &Ranking) -> Self {
-        let report = |entity: &TopEntity| EntityReport {
+impl Entities {
+    fn new(top: &TopEntities, period: Duration, now: Micros) -> Self {
+        Self {
+            denied: EntityList::new(&top.ranking(RankBy::Denied, MAX_ENTITIES, period, now, |_, _| true)),
+            requested: EntityList::new(&top.ranking(RankBy::Requested, MAX_ENTITIES, period, now, |_, _| true)),
+        }
+    }
+}
+
+impl EntityReport {
+    fn new(entity: &TopEntity) -> Self {
+        Self {
             target: entity.target.to_string(),
             rule: entity.rule.to_string(),
             requests: [entity.requests.count, entity.requests.max_error],
             hits: [entity.hits.count, entity.hits.max_error],
             since: entity.since.get(),
-        };
+        }
+    }
+}
+
+impl EntityList {
+    fn new(ranking: &Ranking) -> Self {
         Self {
             hits: ranking.hits,
             requests: ranking.requests,
             period: ranking.period.get(),
-            top: ranking.top.iter().map(report).collect(),
+            top: ranking.top.iter().map(EntityReport::new).collect(),
         }
     }
 
@@ -220,8 +230,9 @@ pub(super) fn add_rankings<'t>(
             if !filter(&target, &report.rule) {
                 continue;
             }
-            let estimate = |[count, max_error]: [u64; 2]| Estimate { count, max_error: max_error.min(count) };
-            let (requests, hits, since) = (estimate(report.requests), estimate(report.hits), Micros::new(report.since));
+            let requests = estimate(report.requests);
+            let hits = estimate(report.hits);
+            let since = Micros::new(report.since);
             match entities.get_mut(&target) {
                 Some(entity) => {
                     entity.requests.add(requests);
@@ -239,4 +250,8 @@ pub(super) fn add_rankings<'t>(
     sort_ranking(&mut sum.top, by);
     sum.top.truncate(max_entities);
     sum
+}
+
+fn estimate([count, max_error]: [u64; 2]) -> Estimate {
+    Estimate { count, max_error: max_error.min(count) }
 }

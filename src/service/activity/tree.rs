@@ -3,6 +3,7 @@
 use std::{
     cmp::Ordering,
     collections::HashMap,
+    ops::Range,
     sync::{Arc, OnceLock},
 };
 
@@ -61,8 +62,11 @@ impl Hits {
 
     /// Compares in the order of rows: most denied requests first.
     pub(super) fn order(&self, other: &Self) -> Ordering {
-        let rank = |hits: &Self| (hits.recently_denied, hits.denied_requests, hits.requests);
-        rank(other).cmp(&rank(self))
+        other.rank().cmp(&self.rank())
+    }
+
+    fn rank(&self) -> (u64, u64, u64) {
+        (self.recently_denied, self.denied_requests, self.requests)
     }
 }
 
@@ -90,16 +94,16 @@ struct Node {
 impl Tree {
     pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
         let rules = snapshot.rules().rules();
-        let (mut nodes, mut ids) = (Vec::<Node>::new(), HashMap::<(u32, Arc<str>), u32>::new());
+        let mut nodes: Vec<Node> = Vec::new();
+        let mut ids: HashMap<(u32, Arc<str>), u32> = HashMap::new();
         for (id, rule) in rules.iter().enumerate() {
             let mut parent = NO_PARENT;
             for (depth, label) in rule.labels.iter().enumerate() {
-                let add = || {
-                    let (label, depth) = (Arc::clone(label), depth as u32);
-                    nodes.push(Node { label, depth, parent, rule: None, end: 0 });
+                parent = *ids.entry((parent, Arc::clone(label))).or_insert_with(|| {
+                    let label = Arc::clone(label);
+                    nodes.push(Node { label, depth: depth as u32, parent, rule: None, end: 0 });
                     nodes.len() as u32 - 1
-                };
-                parent = *ids.entry((parent, Arc::clone(label))).or_insert_with(add);
+                });
             }
             match nodes.get_mut(parent as usize) {
                 Some(node) if node.rule.is_none() => node.rule = Some(id as u32),
@@ -112,8 +116,13 @@ impl Tree {
             }
         }
         drop(ids);
-        let (totals, entries) = (snapshot.rule_totals().collect(), snapshot.rules().entries_of_rules());
-        Self { totals, entries, nodes: in_preorder(nodes), snapshot, ids_by_path: OnceLock::new() }
+        Self {
+            totals: snapshot.rule_totals().collect(),
+            entries: snapshot.rules().entries_of_rules(),
+            nodes: in_preorder(nodes),
+            snapshot,
+            ids_by_path: OnceLock::new(),
+        }
     }
 
     pub(super) fn depth(&self, node: u32) -> usize {
@@ -217,20 +226,23 @@ impl View {
     /// Selects and sorts rows. `rule_hits` are the hits of each rule, by its id.
     pub(super) fn new(tree: &Arc<Tree>, rule_hits: Vec<Hits>, added: AddedMinutes, query: &RuleQuery) -> Self {
         let nodes = &tree.nodes;
-        let mut hits: Vec<Hits> =
-            nodes.iter().map(|node| node.rule.map_or(Hits::default(), |rule| rule_hits[rule as usize])).collect();
+        let mut hits: Vec<Hits> = Vec::with_capacity(nodes.len());
+        for node in nodes {
+            match node.rule {
+                Some(rule) => hits.push(rule_hits[rule as usize]),
+                None => hits.push(Hits::default()),
+            }
+        }
         drop(rule_hits);
         let mut selected = select(tree, query);
         if query.rules_only {
-            let selected = nodes.iter().zip(&selected).enumerate();
-            let rows = selected.filter(|(_, (node, selected))| **selected && node.rule.is_some());
-            let mut rows: Vec<u32> = rows.map(|(id, _)| id as u32).collect();
+            let mut rows: Vec<u32> = selected_rules(nodes, &selected).collect();
             if query.order == RuleOrder::Denied {
                 rows.sort_by(|one, other| hits[*one as usize].order(&hits[*other as usize]));
             }
             return Self { tree: Arc::clone(tree), rules: rows.len(), rows, is_flat: true, hits, added };
         }
-        let rules = nodes.iter().zip(&selected).filter(|(node, selected)| **selected && node.rule.is_some()).count();
+        let rules = selected_rules(nodes, &selected).count();
         for id in (0..nodes.len()).rev() {
             let parent = nodes[id].parent as usize;
             if parent < nodes.len() {
@@ -257,17 +269,29 @@ impl View {
 fn select(tree: &Tree, query: &RuleQuery) -> Vec<bool> {
     let rules = tree.snapshot.rules().rules();
     let words: Vec<String> = query.find.split_whitespace().map(str::to_lowercase).collect();
-    let matches = |(id, node): (usize, &Node)| {
-        if !query.path.is_empty() {
-            return tree.path(id as u32) == query.path;
-        }
-        let contains = |rule: &Rule| {
-            let text = searched_text(rule);
-            words.iter().all(|word| text.contains(word))
+    let mut selected = Vec::with_capacity(tree.nodes.len());
+    for (id, node) in tree.nodes.iter().enumerate() {
+        let is_selected = if !query.path.is_empty() {
+            tree.path(id as u32) == query.path
+        } else if words.is_empty() {
+            true
+        } else {
+            node.rule.is_some_and(|rule| contains_all(&rules[rule as usize], &words))
         };
-        words.is_empty() || node.rule.is_some_and(|rule| contains(&rules[rule as usize]))
-    };
-    tree.nodes.iter().enumerate().map(matches).collect()
+        selected.push(is_selected);
+    }
+    selected
+}
+
+/// Returns the ids of the selected nodes that are rules.
+fn selected_rules(nodes: &[Node], selected: &[bool]) -> impl Iterator<Item = u32> {
+    (0..nodes.len()).filter(move |id| selected[*id] && nodes[*id].rule.is_some()).map(|id| id as u32)
+}
+
+/// Returns whether the searched text of a rule contains every word.
+fn contains_all(rule: &Rule, words: &[String]) -> bool {
+    let text = searched_text(rule);
+    words.iter().all(|word| text.contains(word))
 }
 
 /// Returns the searched text of a rule, in lower case.
@@ -283,29 +307,32 @@ fn searched_text(rule: &Rule) -> String {
     text.to_lowercase()
 }
 
+/// Returns the selected nodes, each followed by those below it.
 fn sorted_rows(nodes: &[Node], selected: &[bool], hits: &[Hits], order: RuleOrder) -> Vec<u32> {
-    let siblings = |first: usize, end: usize| {
-        let mut ids = Vec::new();
-        let mut id = first;
-        while id < end {
-            if selected[id] {
-                ids.push(id);
-            }
-            // A node that is not selected may still have selected nodes below it, if a single rule was asked for.
-            id = if selected[id] { nodes[id].end as usize } else { id + 1 };
-        }
-        if order == RuleOrder::Denied {
-            ids.sort_by(|one, other| hits[*one].order(&hits[*other]));
-        }
-        ids
-    };
     let mut rows = Vec::new();
-    let mut todo = siblings(0, nodes.len());
+    let mut todo = siblings(nodes, selected, hits, order, 0..nodes.len());
     todo.reverse();
     while let Some(id) = todo.pop() {
         rows.push(id as u32);
-        let below = siblings(id + 1, nodes[id].end as usize);
+        let below = siblings(nodes, selected, hits, order, id + 1..nodes[id].end as usize);
         todo.extend(below.into_iter().rev());
     }
     rows
+}
+
+/// Returns the selected nodes of a range without those below them, in the order of rows.
+fn siblings(nodes: &[Node], selected: &[bool], hits: &[Hits], order: RuleOrder, range: Range<usize>) -> Vec<usize> {
+    let mut ids = Vec::new();
+    let mut id = range.start;
+    while id < range.end {
+        if selected[id] {
+            ids.push(id);
+        }
+        // A node that is not selected may still have selected nodes below it, if a single rule was asked for.
+        id = if selected[id] { nodes[id].end as usize } else { id + 1 };
+    }
+    if order == RuleOrder::Denied {
+        ids.sort_by(|one, other| hits[*one].order(&hits[*other]));
+    }
+    ids
 }

@@ -5,7 +5,10 @@
 use super::{ChangeError, ChangeInfo, MAX_VALUE_BYTES, format};
 use crate::{
     algorithm::Micros,
-    engine::{Override, Overrides, overrides::Target},
+    engine::{
+        Override, Overrides,
+        overrides::{OverrideError, Target},
+    },
     rules::Options,
     store::overrides::{Change, MAX_CHANGES, OverrideChange, Versioned},
 };
@@ -40,12 +43,15 @@ impl ChangeRequest {
 
     /// Checks everything that does not depend on the current overrides.
     fn check(&self, info: &ChangeInfo, options: Options, now: Micros) -> Result<(), ChangeError> {
-        let invalid = |reason| ChangeError::Invalid { target: self.target.clone(), reason };
         let Some(entry) = self.entry(info, Micros::ZERO) else {
-            return self.target.check().map_err(|error| invalid(error.into()));
+            return self.target.check().map_err(|error| self.invalid(error.into()));
         };
-        Overrides::check(&entry, options).map_err(invalid)?;
-        Overrides::check_end(self.until, now).map_err(invalid)
+        Overrides::check(&entry, options).map_err(|error| self.invalid(error))?;
+        Overrides::check_end(self.until, now).map_err(|error| self.invalid(error))
+    }
+
+    fn invalid(&self, reason: OverrideError) -> ChangeError {
+        ChangeError::Invalid { target: self.target.clone(), reason }
     }
 }
 
@@ -104,8 +110,7 @@ pub(super) fn check_values<'r>(
         let mut text = None;
         if let Some(entry) = request.entry(info, Micros::new(info.at)) {
             text = Some(format::write(&entry));
-            let invalid = |reason| ChangeError::Invalid { target: request.target.clone(), reason };
-            overrides.put(entry, options).map_err(invalid)?;
+            overrides.put(entry, options).map_err(|error| request.invalid(error))?;
         }
         checked.push(CheckedRequest { request, text });
     }

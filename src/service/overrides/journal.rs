@@ -308,7 +308,10 @@ fn next_change(state: &State, head: ChangeHead, requests: Vec<CheckedRequest<'_>
     for CheckedRequest { request, text } in requests {
         let target = request.target.to_string();
         let before = state.overrides.get(&request.target);
-        let version = before.as_ref().map_or(0, |before| before.version);
+        let version = match &before {
+            Some(before) => before.version,
+            None => 0,
+        };
         if request.expected.is_some_and(|expected| expected != version) {
             return Err(ChangeError::Conflict { target, version });
         }

@@ -288,7 +288,8 @@ impl MemberExchange {
         }
         replication.append_overrides(&state, lines).await?;
         for ReceivedValue { entry, .. } in newer {
-            let (target, version) = (entry.target.clone(), entry.version);
+            let target = entry.target.clone();
+            let version = entry.version;
             replication.replace(&mut state, &target, &NewValue::Set(entry));
             state.cursor.version = state.cursor.version.max(version);
         }

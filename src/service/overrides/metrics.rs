@@ -58,9 +58,10 @@ impl OverrideSync {
             "sluicegate_overrides_age_seconds",
             "Seconds since the last successful override sync with the store",
             move || match &this.replication {
-                Replication::Redis(_) => {
-                    this.status().last_sync.map_or(u64::MAX >> 32, |last_sync| last_sync.elapsed().as_secs())
-                }
+                Replication::Redis(_) => match this.status().last_sync {
+                    Some(last_sync) => last_sync.elapsed().as_secs(),
+                    None => u64::MAX >> 32,
+                },
                 Replication::Journal(_) => 0,
             },
         );

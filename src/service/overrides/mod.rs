@@ -324,7 +324,6 @@ impl OverrideSync {
         before: Option<&Override>,
         after: Option<&Override>,
     ) {
-        let text = |entry: Option<&Override>| entry.map_or_else(|| "-".to_owned(), format::write);
         let target = target.to_string();
         tracing::info!(
             target: "sluicegate::audit",
@@ -332,8 +331,8 @@ impl OverrideSync {
             author = info.author,
             reason = info.reason,
             override_target = %self.context.logged(&target),
-            before = text(before),
-            after = text(after),
+            before = logged_text(before),
+            after = logged_text(after),
             "override changed"
         );
     }
@@ -371,15 +370,15 @@ impl OverrideSync {
         };
         self.check(std::slice::from_ref(&request), &info)?;
         let after = request.entry(&info, self.context.clock.now());
-        let set = |overrides: &mut Overrides| {
+        let edited = self.edit(|overrides| {
             let before = overrides.switches(Origin::Instance).find(|switch| switch.target == request.target).cloned();
             match &after {
                 Some(switch) => overrides.set_switch(switch, Origin::Instance),
                 None => drop(overrides.clear_switch(scope, Origin::Instance)),
             }
             before
-        };
-        let before = self.edit(set).await;
+        });
+        let before = edited.await;
         tracing::info!(
             target: "sluicegate::audit",
             author = info.author,
@@ -446,6 +445,14 @@ impl OverrideSync {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Returns the text of an override for the log.
+fn logged_text(entry: Option<&Override>) -> String {
+    match entry {
+        Some(entry) => format::write(entry),
+        None => "-".to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -48,6 +48,11 @@ pub(super) struct ValidVersions {
     max_later: u64,
 }
 
+/// Returns the highest version that is valid at a time.
+fn max_version(now: Micros) -> u64 {
+    (VERSIONS_WITHOUT_CLOCK + now.get() / 1_000).min(MAX_NUMBER / 2)
+}
+
 /// Whether a version is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Validity {
@@ -59,8 +64,7 @@ pub(super) enum Validity {
 
 impl ValidVersions {
     pub(super) fn at(now: Micros) -> Self {
-        let max = |now: Micros| (VERSIONS_WITHOUT_CLOCK + now.get() / 1_000).min(MAX_NUMBER / 2);
-        Self { max: max(now), max_later: max(now + MAX_CLOCK_DIFFERENCE) }
+        Self { max: max_version(now), max_later: max_version(now + MAX_CLOCK_DIFFERENCE) }
     }
 
     pub(super) const fn validity(self, version: u64) -> Validity {
@@ -159,10 +163,13 @@ pub(super) fn read_change(change: Change, overrides: &Overrides, options: Option
 
 /// Returns the bytes of a change.
 pub(super) fn change_bytes(change: &Change) -> usize {
-    let texts = change.changes.iter().map(|OverrideChange { target, before, after }| {
-        target.len() + before.as_ref().map_or(0, String::len) + after.as_ref().map_or(0, String::len)
-    });
-    change.id.len() + change.info.len() + texts.sum::<usize>()
+    let mut bytes = change.id.len() + change.info.len();
+    for OverrideChange { target, before, after } in &change.changes {
+        bytes += target.len();
+        bytes += before.as_deref().unwrap_or_default().len();
+        bytes += after.as_deref().unwrap_or_default().len();
+    }
+    bytes
 }
 
 /// Returns the bytes of an override.
@@ -185,10 +192,14 @@ fn removes_only(change: &Change) -> bool {
 /// Returns whether a change of a member may be merged, given the total bytes of overrides and of recent changes.
 pub(super) fn has_room(change: &Change, override_bytes: usize, recent_bytes: usize) -> bool {
     let bytes = change_bytes(change);
-    let is_small = bytes <= SMALL_CHANGE_BYTES;
-    let max = |max: usize| if is_small { max + max / 8 } else { max };
-    let fits = removes_only(change) || override_bytes + bytes <= max(MAX_OVERRIDE_BYTES);
-    recent_bytes + bytes <= max(MAX_RECENT_BYTES) && fits
+    let mut max_override_bytes = MAX_OVERRIDE_BYTES;
+    let mut max_recent_bytes = MAX_RECENT_BYTES;
+    if bytes <= SMALL_CHANGE_BYTES {
+        max_override_bytes += MAX_OVERRIDE_BYTES / 8;
+        max_recent_bytes += MAX_RECENT_BYTES / 8;
+    }
+    let fits = removes_only(change) || override_bytes + bytes <= max_override_bytes;
+    recent_bytes + bytes <= max_recent_bytes && fits
 }
 
 /// Returns whether an override of a member may be merged, given the total bytes of overrides.

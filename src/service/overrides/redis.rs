@@ -1,7 +1,7 @@
 //! [`RedisReplication`]: overrides in Redis, which all instances follow. It polls for updates, applies and publishes
 //! them, and resends changes that Redis does not have.
 
-use std::{collections::VecDeque, iter, sync::Arc};
+use std::{collections::VecDeque, sync::Arc};
 
 use tokio::sync::Mutex;
 
@@ -14,7 +14,7 @@ use crate::{
     engine::Overrides,
     store::{
         Redis, StoreError,
-        overrides::{Change, Cursor, MAX_CHANGES, OverrideChange, Update, Write, WriteOutcome},
+        overrides::{Change, Cursor, MAX_CHANGES, Update, Write, WriteOutcome},
     },
 };
 
@@ -167,18 +167,14 @@ impl RedisReplication {
     /// Returns `true` if Redis has changes that this instance does not have.
     async fn resend(&self, state: &State) -> Result<bool, StoreError> {
         let log = self.redis.override_log(u64::MAX, MAX_RECENT_CHANGES).await?;
-        let is_common =
-            |(version, id): &(u64, &String)| log.iter().any(|entry| entry.version == *version && entry.id == **id);
-        let recent = state.recent.iter().map(|change| (change.version, &change.id));
-        let mut known = iter::once((state.before_recent.version, &state.before_recent.id)).chain(recent);
-        let (Some((common, _)), Some(first)) = (known.rfind(is_common), log.first()) else {
+        let Some(first) = log.first() else {
+            return Ok(true);
+        };
+        let Some(common) = last_common_version(state, &log) else {
             return Ok(true);
         };
         let missing: Vec<Change> = state.recent.iter().filter(|change| change.version > common).cloned().collect();
-        let newer = || log.iter().filter(|entry| entry.version > common);
-        let untouched = |change: &OverrideChange| {
-            !newer().any(|entry| entry.changes.iter().any(|newer| newer.target == change.target))
-        };
+        let newer: Vec<&Change> = log.iter().filter(|entry| entry.version > common).collect();
         if !missing.is_empty() {
             tracing::warn!(
                 changes = missing.len(),
@@ -189,7 +185,7 @@ impl RedisReplication {
         for Change { id, info, changes, .. } in missing {
             let mut writes = Vec::new();
             for change in changes {
-                if untouched(&change) {
+                if !newer.iter().any(|entry| concerns(entry, &change.target)) {
                     writes.push(Write { target: change.target, text: change.after, expected: None });
                 }
             }
@@ -200,7 +196,7 @@ impl RedisReplication {
             };
             cursor = next;
         }
-        Ok(newer().next().is_some())
+        Ok(!newer.is_empty())
     }
 
     async fn reload(&self, state: &mut State) -> Result<(), StoreError> {
@@ -218,12 +214,12 @@ impl RedisReplication {
     /// Loads all overrides, and then the changes that were made during the load.
     async fn load(&self, state: &mut State) -> Result<(), StoreError> {
         let mut overrides = state.overrides.without_stored();
-        let read_page = |page: Vec<_>| {
+        let loaded = self.redis.overrides(|page| {
             for stored in &page {
                 self.context.insert_stored(&mut overrides, stored);
             }
-        };
-        let cursor = self.redis.overrides(read_page).await?;
+        });
+        let cursor = loaded.await?;
         state.recent.clear();
         state.overrides = overrides;
         state.cursor = cursor.unwrap_or_default();
@@ -293,6 +289,25 @@ impl RedisReplication {
         }
         Err(StoreError::Rejected.into())
     }
+}
+
+/// Returns the version of the last change that both this instance and the log of the store contain.
+fn last_common_version(state: &State, log: &[Change]) -> Option<u64> {
+    for change in state.recent.iter().rev() {
+        if contains(log, change.version, &change.id) {
+            return Some(change.version);
+        }
+    }
+    let before = &state.before_recent;
+    if contains(log, before.version, &before.id) { Some(before.version) } else { None }
+}
+
+fn contains(log: &[Change], version: u64, id: &str) -> bool {
+    log.iter().any(|entry| entry.version == version && entry.id == id)
+}
+
+fn concerns(change: &Change, target: &str) -> bool {
+    change.changes.iter().any(|changed| changed.target == target)
 }
 
 #[cfg(test)]

@@ -85,6 +85,26 @@ struct Sample {
     hits: HashMap<usize, (RuleTotals, RuleHits)>,
 }
 
+/// The rows of the last query, which are reused for [`VIEW_TIME`].
+struct CachedView {
+    at: Micros,
+    query: RuleQuery,
+    view: View,
+}
+
+impl CachedView {
+    /// Returns whether a query has the same rows, with `offset` and `max_rows` aside.
+    fn is_current(&self, tree: &Arc<Tree>, query: &RuleQuery, now: Micros) -> bool {
+        let last = &self.query;
+        let is_same_query = last.find == query.find
+            && last.order == query.order
+            && last.path == query.path
+            && last.all_instances == query.all_instances
+            && last.rules_only == query.rules_only;
+        is_same_query && now.get().abs_diff(self.at.get()) < VIEW_TIME.get() && self.view.is_of(tree)
+    }
+}
+
 /// The hits of each rule in the last hour.
 #[derive(Default)]
 pub(super) struct RuleTable {
@@ -94,7 +114,7 @@ pub(super) struct RuleTable {
     minute: Option<Sample>,
     /// Samples of the last seconds, the oldest first.
     samples: VecDeque<Sample>,
-    view: Option<(Micros, RuleQuery, View)>,
+    view: Option<CachedView>,
     tree: Option<Arc<Tree>>,
     last_query: Micros,
 }
@@ -102,9 +122,9 @@ pub(super) struct RuleTable {
 impl RuleTable {
     /// Ends the current minute if it is over, and drops the tree if it was not requested for a while.
     pub(super) fn tick(&mut self, snapshot: &Snapshot, now: Micros) {
-        let minute_of = |at: Micros| at.get() / 60_000_000;
         if now.get().saturating_sub(self.last_query.get()) > IDLE_TIME.get() {
-            (self.view, self.tree) = (None, None);
+            self.view = None;
+            self.tree = None;
             self.samples.clear();
         }
         match &self.minute {
@@ -122,12 +142,13 @@ impl RuleTable {
         let sample = Sample::take(snapshot, now);
         let zero = RuleHits::default();
         for (id, (totals, hits)) in &sample.hits {
-            let before = previous.hits.get(id).map_or(&zero, |(_, hits)| hits);
-            if !self.active.contains_key(id) && hits.since(before) == zero {
+            if self.active.contains_key(id) {
                 continue;
             }
-            let new = || ActiveRule { totals: totals.clone(), last: *before, minutes: VecDeque::new() };
-            self.active.entry(*id).or_insert_with(new);
+            let last = previous.hits_of(*id);
+            if hits.since(&last) != zero {
+                self.active.insert(*id, ActiveRule { totals: totals.clone(), last, minutes: VecDeque::new() });
+            }
         }
         for rule in self.active.values_mut() {
             let hits = rule.totals.get().unwrap_or_default();
@@ -183,35 +204,36 @@ impl RuleTable {
         now: Micros,
     ) -> RuleList {
         self.last_query = now;
-        let same_rules = |tree: &&Arc<Tree>| tree.snapshot.has_same_rules(snapshot);
-        let tree = match self.tree.as_ref().filter(same_rules) {
-            Some(tree) => Arc::clone(tree),
-            None => Arc::new(Tree::new(Arc::clone(snapshot))),
+        let tree = match &self.tree {
+            Some(tree) if tree.snapshot.has_same_rules(snapshot) => Arc::clone(tree),
+            _ => Arc::new(Tree::new(Arc::clone(snapshot))),
         };
         self.tree = Some(Arc::clone(&tree));
-        let is_current = |(at, last, _): &(Micros, RuleQuery, View)| {
-            let same_query = last.find == query.find && last.order == query.order && last.path == query.path;
-            let same_sum = last.all_instances == query.all_instances;
-            same_query
-                && same_sum
-                && last.rules_only == query.rules_only
-                && now.get().abs_diff(at.get()) < VIEW_TIME.get()
-        };
-        let view = match self.view.take().filter(|view| is_current(view) && view.2.is_of(&tree)) {
-            Some(view) => view,
+        let cached = self.view.take().filter(|cached| cached.is_current(&tree, query, now));
+        let cached = match cached {
+            Some(cached) => cached,
             None => {
                 let mut hits: Vec<Hits> = tree.totals.iter().map(|totals| self.hits_of(totals, now)).collect();
                 self.sample(&tree.snapshot, now);
                 let added = add_reports(&tree, &mut hits, others);
-                (now, query.clone(), View::new(&tree, hits, added, query))
+                CachedView { at: now, query: query.clone(), view: View::new(&tree, hits, added, query) }
             }
         };
+        let view = &cached.view;
         let candidate = candidate_outcomes(snapshot);
-        let selected = view.2.rows.iter().skip(query.offset).take(query.max_rows);
-        let rows = selected.map(|node| self.row(&tree, &view.2, *node, snapshot, candidate.as_ref())).collect();
-        let (total_rows, total_rules) = (view.2.rows.len(), view.2.rules);
-        self.view = Some(view);
-        RuleList { snapshot: Arc::clone(snapshot), rows, total_rows, total_rules, instances: Vec::new() }
+        let mut rows = Vec::new();
+        for node in view.rows.iter().skip(query.offset).take(query.max_rows) {
+            rows.push(self.row(&tree, view, *node, snapshot, candidate.as_ref()));
+        }
+        let list = RuleList {
+            snapshot: Arc::clone(snapshot),
+            rows,
+            total_rows: view.rows.len(),
+            total_rules: view.rules,
+            instances: Vec::new(),
+        };
+        self.view = Some(cached);
+        list
     }
 
     fn row(
@@ -224,19 +246,27 @@ impl RuleTable {
     ) -> RuleRow {
         let path = tree.path(node);
         let rule = tree.rule_of(node);
+        let minutes = if view.is_flat {
+            self.minutes(tree, &view.added, rule)
+        } else {
+            self.minutes(tree, &view.added, tree.rules_below(node))
+        };
+        let mut entries = Vec::new();
+        let mut overrides = 0;
+        if let Some(rule) = rule {
+            for (key, value) in tree.entries(rule) {
+                entries.push((key.to_string(), value.to_string()));
+            }
+            overrides = tree.overrides(rule, snapshot);
+        }
         RuleRow {
             depth: tree.depth(node),
             label: tree.label(node).to_owned(),
             rule,
             hits: view.hits(node),
-            minutes: match view.is_flat {
-                true => self.minutes(tree, &view.added, rule),
-                false => self.minutes(tree, &view.added, tree.rules_below(node)),
-            },
-            entries: rule.map_or_else(Vec::new, |rule| {
-                tree.entries(rule).iter().map(|(key, value)| (key.to_string(), value.to_string())).collect()
-            }),
-            overrides: rule.map_or(0, |rule| tree.overrides(rule, snapshot)),
+            minutes,
+            entries,
+            overrides,
             candidate: candidate.map(|outcomes| outcomes.get(&path).copied().unwrap_or_default()),
             path,
         }
@@ -248,28 +278,28 @@ impl RuleTable {
             return Hits::default();
         };
         let id = totals.id();
-        let since = |sample: Option<&Sample>| {
-            let before = sample.and_then(|sample| sample.hits.get(&id)).map(|(_, hits)| *hits);
-            hits.since(&before.unwrap_or_default())
-        };
-        // Without recent samples, rates are those since the start of the minute.
-        let in_time = |sample: &&Sample| (1_000_000..=3 * RATE_TIME.get()).contains(&age(sample, now));
         let latest_old = self.samples.iter().rposition(|sample| age(sample, now) >= RATE_TIME.get()).unwrap_or(0);
-        let earlier = self.samples.get(latest_old).filter(in_time).or(self.minute.as_ref());
-        let seconds = earlier.map_or(1.0, |sample| age(sample, now) as f64 / 1e6).max(1.0);
-        let rate = |hits: u64| hits as f64 / seconds;
-        let new = since(earlier);
-        let this_minute = since(self.minute.as_ref());
+        let earlier = match self.samples.get(latest_old) {
+            Some(sample) if (1_000_000..=3 * RATE_TIME.get()).contains(&age(sample, now)) => Some(sample),
+            // Without recent samples, rates are those since the start of the minute.
+            _ => self.minute.as_ref(),
+        };
+        let seconds = match earlier {
+            Some(sample) => (age(sample, now) as f64 / 1e6).max(1.0),
+            None => 1.0,
+        };
+        let new = hits_since(&hits, id, earlier);
+        let this_minute = hits_since(&hits, id, self.minute.as_ref());
         let minutes = self.active.get(&id).map(|rule| &rule.minutes);
         let hour = minutes.map(sum).unwrap_or_default();
         let recent = minutes.into_iter().flat_map(|minutes| minutes.iter().rev().take(RANKED_MINUTES));
         let recently_denied: u64 = recent.map(|minute| u64::from(minute.denied_requests)).sum();
         Hits {
-            request_rate: rate(new.requests),
-            denied_request_rate: rate(new.denied_requests),
-            requested_rate: rate(new.requested),
-            denied_rate: rate(new.denied),
-            shadow_rate: rate(new.shadow),
+            request_rate: new.requests as f64 / seconds,
+            denied_request_rate: new.denied_requests as f64 / seconds,
+            requested_rate: new.requested as f64 / seconds,
+            denied_rate: new.denied as f64 / seconds,
+            shadow_rate: new.shadow as f64 / seconds,
             requests: hour.requests + this_minute.requests,
             denied_requests: hour.denied_requests + this_minute.denied_requests,
             requested: hour.requested + this_minute.requested,
@@ -317,6 +347,18 @@ fn add_reports<'r>(tree: &Tree, hits: &mut [Hits], others: impl Iterator<Item = 
     added
 }
 
+fn minute_of(at: Micros) -> u64 {
+    at.get() / 60_000_000
+}
+
+/// Returns the hits of a rule since a sample, or all of them without one.
+fn hits_since(hits: &RuleHits, rule: usize, sample: Option<&Sample>) -> RuleHits {
+    match sample {
+        Some(sample) => hits.since(&sample.hits_of(rule)),
+        None => hits.since(&RuleHits::default()),
+    }
+}
+
 /// Returns the age of a sample in microseconds.
 fn age(sample: &Sample, now: Micros) -> u64 {
     now.get().saturating_sub(sample.at.get())
@@ -329,6 +371,14 @@ impl Sample {
             Some((totals.id(), (totals, hits)))
         });
         Self { at, hits: hits.collect() }
+    }
+
+    /// Returns the hits of a rule, or zero if it had none.
+    fn hits_of(&self, rule: usize) -> RuleHits {
+        match self.hits.get(&rule) {
+            Some((_, hits)) => *hits,
+            None => RuleHits::default(),
+        }
     }
 }
 
