@@ -93,10 +93,12 @@ fn shedding(folder: &Path) {
             let reached = run.iter().enumerate().skip(1_500).find(|(_, second)| second.level <= level);
             reached.map_or("".to_owned(), |(second, _)| format!("{} s", second - 1_500))
         };
-        let (halved, restored) = match load.name == worker::OVERLOAD_PERIOD.name {
-            true => (after(run[1_499].level / 2.0), after(0.0)),
-            false => (String::new(), String::new()),
-        };
+        let mut halved = String::new();
+        let mut restored = String::new();
+        if load.name == worker::OVERLOAD_PERIOD.name {
+            halved = after(run[1_499].level / 2.0);
+            restored = after(0.0);
+        }
         let start = 300;
         let [one, two, five] = [60, 120, 300].map(|later| shed(start + later));
         println!("| {} | {one} | {two} | {five} | {halved} | {restored} | {reversals:.1} |", load.name);

@@ -78,9 +78,10 @@ async fn call(channel: &Channel, method: &MethodDescriptor, authorization: Optio
         request.metadata_mut().insert("authorization", authorization.parse().unwrap());
     }
     let codec = ProstCodec::<(), ()>::default();
-    let status = match method.is_server_streaming() {
-        true => client.server_streaming(request, path, codec).await.err(),
-        false => client.unary(request, path, codec).await.err(),
+    let status = if method.is_server_streaming() {
+        client.server_streaming(request, path, codec).await.err()
+    } else {
+        client.unary(request, path, codec).await.err()
     };
     match status.map_or(Code::Ok, |status| status.code()) {
         refused @ (Code::Unauthenticated | Code::PermissionDenied | Code::Unimplemented) => refused,

@@ -581,9 +581,12 @@ async fn run(seed: u64, fault: Fault) -> Result<[u64; 4], String> {
     // Shorter than a lease, about as long, or longer.
     let pause = [30..55, 200..300, 300..500][random.random_range(0..3)].clone();
     let pause = random.random_range(pause);
-    let load = |random: &mut StdRng, number| match tide {
-        true => Load::Tide { first: number == 0, pause },
-        false => Load::Random { rate: random.random_range(50..900) },
+    let load = |random: &mut StdRng, number| {
+        if tide {
+            Load::Tide { first: number == 0, pause }
+        } else {
+            Load::Random { rate: random.random_range(50..900) }
+        }
     };
     let loads: Vec<_> = (0..instances).map(|number| load(&mut random, number)).collect();
     let crashes = random.random::<bool>();

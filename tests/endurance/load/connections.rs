@@ -51,9 +51,10 @@ async fn view(viewer: usize, context: Context) {
     let call = async {
         let mut stream = request(target.http, "/v1/WatchActivity", None, Some("{}")).await?;
         let read = stream.read(&mut buffer).await?;
-        match buffer[..read].starts_with(b"HTTP/1.1 200") {
-            true => Ok(stream),
-            false => Err(Failure::Status("WatchActivity".to_owned())),
+        if buffer[..read].starts_with(b"HTTP/1.1 200") {
+            Ok(stream)
+        } else {
+            Err(Failure::Status("WatchActivity".to_owned()))
         }
     };
     let via = Via::NewConnection(target.index);

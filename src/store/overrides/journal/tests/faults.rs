@@ -134,9 +134,9 @@ fn a_step_that_fails_forgets_no_acknowledged_change_and_keeps_no_other() {
             let mut step = 0;
             loop {
                 let mut long = LongJournal::new(can_be_replaced);
-                let plan = move |number, _| match number == step || is_permanent && number > step {
-                    true => Err(io::ErrorKind::StorageFull.into()),
-                    false => Ok(()),
+                let plan = move |number, _| {
+                    let fails = number == step || is_permanent && number > step;
+                    if fails { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
                 };
                 let (written, steps) = planted::run(plan, || write_version(&mut long.journal, REWRITE_AT));
                 let what = format!("step {step} of {steps}, replaced: {can_be_replaced}, permanent: {is_permanent}");
@@ -252,9 +252,10 @@ fn a_file_that_was_removed_or_emptied_is_written_anew() {
             }
             let mut long = LongJournal::new(can_be_replaced);
             let path = long.path();
-            match is_removed {
-                true => fs::remove_file(&path).unwrap(),
-                false => fs::write(&path, "").unwrap(),
+            if is_removed {
+                fs::remove_file(&path).unwrap();
+            } else {
+                fs::write(&path, "").unwrap();
             }
             assert!(!long.journal.is_behind(), "an empty file changes no override");
             write_version(&mut long.journal, REWRITE_AT).unwrap();
