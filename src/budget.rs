@@ -11,13 +11,14 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
 
 use futures_util::task::AtomicWaker;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::metrics::LogThrottle;
 
@@ -121,7 +122,7 @@ impl Budget {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.state.lock()
     }
 
     /// Returns this budget, its whole, the whole of that, and so on.

@@ -1,11 +1,12 @@
 //! [`Stalls`]: how long the threads of the service did not get to their work.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use crate::metrics::{Instrument, Label, Meter};
+use parking_lot::{Mutex, MutexGuard};
 
 /// Interval at which a thread shows that it works.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -32,7 +33,7 @@ impl Stalls {
     #[must_use]
     pub fn add(&self, thread: &str) -> Watchdog {
         let watchdog = Watchdog::new(Instant::now());
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((thread.to_owned(), watchdog.clone()));
+        self.0.lock().push((thread.to_owned(), watchdog.clone()));
         watchdog
     }
 
@@ -43,7 +44,7 @@ impl Stalls {
             "sluicegate_thread_stall_seconds",
             "Longest time for which a thread served nothing, in the last one to two minutes",
             move |observer| {
-                for (thread, watchdog) in stalls.0.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+                for (thread, watchdog) in stalls.0.lock().iter() {
                     let longest = watchdog.longest(Instant::now());
                     observer.observe(longest.as_secs_f64(), [Label::new("thread", thread.clone())]);
                 }
@@ -80,7 +81,7 @@ impl Watchdog {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

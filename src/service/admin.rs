@@ -279,12 +279,11 @@ pub(super) fn pairs(entries: &[(String, String)]) -> Vec<Entry<'_>> {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    };
+    use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
     use smallvec::smallvec;
+
+    use parking_lot::Mutex;
 
     use super::*;
     use crate::{

@@ -6,12 +6,10 @@
 //! notifications miss: symlinks that are swapped anywhere in the path (Kubernetes' `ConfigMap`s), and changes on
 //! network file systems.
 
-use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::{Clock, compile_thread::run_on_compile_thread, compressed_files::CompressedFiles};
@@ -183,7 +181,7 @@ impl Reloader {
             layers.pushed = pushed;
             if layers.promoted.is_some() {
                 drop(layers);
-                self.status.lock().unwrap_or_else(PoisonError::into_inner).last_error = None;
+                self.status.lock().last_error = None;
                 return Ok(());
             }
         }
@@ -219,13 +217,13 @@ impl Reloader {
     }
 
     fn layers(&self) -> MutexGuard<'_, ActiveLayers> {
-        self.layers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.layers.lock()
     }
 
     /// Returns when the rules were loaded, and the error of a later attempt.
     #[must_use]
     pub fn status(&self) -> Status {
-        self.status.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.status.lock().clone()
     }
 
     /// Polls the directory and reloads the rules when it changes. Never returns if the source is a directory.
@@ -254,7 +252,7 @@ impl Reloader {
     fn install(&self, compiled: Result<(RuleSet, Vec<Diagnostic>), LoadError>) -> Result<(), LoadError> {
         let compiled =
             compiled.map(|(rules, warnings)| (Snapshot::new(rules, &self.statistics, &self.resources), warnings));
-        let mut status = self.status.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut status = self.status.lock();
         match compiled {
             Ok((snapshot, warnings)) => {
                 warn(&warnings);

@@ -10,11 +10,12 @@ use std::{
     collections::{BTreeMap, HashMap},
     net::{IpAddr, Ipv6Addr, SocketAddr},
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed},
     },
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::AbortHandle;
 
 use crate::metrics::LogThrottle;
@@ -177,7 +178,7 @@ impl Connections {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -4,14 +4,15 @@
 use std::{
     collections::BTreeMap,
     io::Read,
-    sync::{Arc, Mutex},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use flate2::{Compression, read::GzDecoder, read::GzEncoder};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
-use super::{history::Period, instance::Instance, lock, tables::Tables};
+use super::{history::Period, instance::Instance, tables::Tables};
 use crate::{
     algorithm::Micros,
     store::{AnyStore, Redis},
@@ -112,11 +113,11 @@ impl Instances {
         others: &Mutex<Others>,
     ) {
         let report = if self.is_read || read { Some(report()) } else { None };
-        let outdated = lock(others).outdated();
+        let outdated = others.lock().outdated();
         let exchanged = self.redis.exchange_activity(name, report.as_deref(), read, &outdated).await;
         if let Ok(answer) = exchanged {
             self.is_read = answer.is_read;
-            lock(others).update(answer.reports, name);
+            others.lock().update(answer.reports, name);
         }
     }
 }

@@ -31,13 +31,14 @@ use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        Arc, Weak,
         atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use tokio::{
     sync::{Notify, watch},
     time::{interval, sleep},
@@ -208,13 +209,13 @@ impl Activity {
         let now = self.sources.clock.now();
         let snapshot = self.sources.reloader.rules().load_full();
         // A query of the rules may hold this lock for a while; the next poll tries again.
-        if let Ok(mut rules) = self.rules.try_lock() {
+        if let Some(mut rules) = self.rules.try_lock() {
             rules.tick(&snapshot, now);
         }
-        if let Ok(mut unmatched) = self.unmatched.try_lock() {
+        if let Some(mut unmatched) = self.unmatched.try_lock() {
             unmatched.update(self.sources.statistics.unmatched(), &snapshot);
         }
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         let period_ended = state.history.is_due(now);
         let totals = if read_counts || period_ended { Some(self.totals(now)) } else { None };
         let new_events = self.detect(&mut state, &snapshot, totals.as_ref(), now);
@@ -273,9 +274,9 @@ impl Activity {
     fn report(&self) -> Report {
         let now = self.sources.clock.now();
         let snapshot = self.sources.reloader.rules().load_full();
-        let rules = lock(&self.rules).report(&snapshot, now);
-        let unmatched = lock(&self.unmatched).list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
-        let state = lock(&self.state);
+        let rules = self.rules.lock().report(&snapshot, now);
+        let unmatched = self.unmatched.lock().list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
+        let state = self.state.lock();
         let tables = Tables::new(&self.sources.top, rules, state.events.after(0).cloned(), unmatched, now);
         Report {
             instance: self.instance.clone(),
@@ -289,7 +290,7 @@ impl Activity {
     /// Returns an encoded report that is at most as old as the interval of the exchange, for peers that ask often.
     #[must_use]
     pub fn recent_report(&self) -> Bytes {
-        let mut recent = lock(&self.recent_report);
+        let mut recent = self.recent_report.lock();
         match &*recent {
             Some((made_at, report)) if made_at.elapsed() < INTERVAL / 2 => report.clone(),
             _ => {
@@ -302,7 +303,7 @@ impl Activity {
 
     /// Adds the report of a peer.
     pub fn add_report(&self, address: SocketAddr, report: &[u8]) {
-        lock(&self.others).add(address.to_string(), report, &self.instance.name);
+        self.others.lock().add(address.to_string(), report, &self.instance.name);
     }
 
     /// Returns whether a viewer watches all instances.
@@ -329,7 +330,7 @@ impl Activity {
 
     /// Returns the reports of the other instances, if they are wanted.
     fn others(&self, all_instances: bool) -> Vec<Arc<Report>> {
-        if all_instances { lock(&self.others).current() } else { Vec::new() }
+        if all_instances { self.others.lock().current() } else { Vec::new() }
     }
 
     /// Returns the names of this instance and of those with reports.
@@ -361,7 +362,7 @@ impl Activity {
     pub fn unmatched(&self, all_instances: bool) -> Vec<Unmatched> {
         let others = self.others(all_instances);
         let now = self.sources.clock.now();
-        let own = lock(&self.unmatched).list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
+        let own = self.unmatched.lock().list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
         unmatched::add(&own, others.iter().flat_map(|report| &report.tables.unmatched))
     }
 
@@ -414,7 +415,7 @@ impl Activity {
         let others = self.others(query.all_instances);
         let instances = self.names(&others);
         let reports = others.iter().flat_map(|report| &report.tables.rules);
-        let list = lock(&self.rules).list(&snapshot, query, reports, self.sources.clock.now());
+        let list = self.rules.lock().list(&snapshot, query, reports, self.sources.clock.now());
         RuleList { instances, ..list }
     }
 }
@@ -455,7 +456,7 @@ impl Viewer {
         }
         let activity = Arc::clone(&self.activity);
         let others = activity.others(self.all_instances);
-        let state = lock(&activity.state);
+        let state = activity.state.lock();
         let mut instances = vec![activity.instance.clone()];
         instances.extend(others.iter().map(|report| report.instance.clone()));
         let (periods, current) = if self.all_instances {
@@ -534,10 +535,6 @@ impl Drop for Viewer {
             self.activity.public_viewers.fetch_sub(1, Relaxed);
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -1,15 +1,11 @@
 //! [`Context`]: the parts of the service that both replications of overrides use.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, Mutex},
-    time::Instant,
-};
+use std::{borrow::Cow, sync::Arc, time::Instant};
 
 use super::{
     ChangeError, ChangeInfo, ChangeRequest, Status,
     change::{NewValue, ReadOverride},
-    format, lock,
+    format,
 };
 use crate::{
     engine::{Override, Overrides, ValueHash, overrides::Target},
@@ -21,6 +17,7 @@ use crate::{
         overrides::{MAX_CHANGES, OverrideChange, Versioned},
     },
 };
+use parking_lot::Mutex;
 
 /// The parts of the service that both replications of overrides use, and the status of the replication.
 pub(super) struct Context {
@@ -57,17 +54,17 @@ impl Context {
 
     /// Returns the state of the replication.
     pub(super) fn status(&self) -> Status {
-        lock(&self.status).clone()
+        self.status.lock().clone()
     }
 
     /// Changes whether overrides can only be read, and returns whether this was so before.
     pub(super) fn set_read_only(&self, is_read_only: bool) -> bool {
-        std::mem::replace(&mut lock(&self.status).is_read_only, is_read_only)
+        std::mem::replace(&mut self.status.lock().is_read_only, is_read_only)
     }
 
     /// Notes the result of a synchronisation. `version` is that of the last change that was applied.
     pub(super) fn note_sync(&self, version: u64, result: Result<(), StoreError>) {
-        let mut status = lock(&self.status);
+        let mut status = self.status.lock();
         status.version = version;
         match result {
             Ok(()) => {

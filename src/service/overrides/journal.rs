@@ -1,19 +1,16 @@
 //! [`JournalReplication`]: overrides in the [`Journal`] of an instance without a shared store. It reads, follows and
 //! writes the journal. [`MemberExchange`](super::MemberExchange) merges the overrides of other instances into it.
 
-use std::{
-    collections::VecDeque,
-    path::PathBuf,
-    sync::{Arc, Mutex},
-};
+use std::{collections::VecDeque, path::PathBuf, sync::Arc};
 
+use parking_lot::Mutex;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::{
     ChangeError, ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES,
     change::{AppliedChange, ChangeHead, CheckedRequest, NewValue, all_versioned, check_values},
     context::Context,
-    format, lock,
+    format,
     peer_limits::{self, ValidVersions},
 };
 use crate::{
@@ -70,9 +67,9 @@ impl JournalReplication {
     /// Reads the journal for the first time.
     pub(super) async fn start(&self) -> Result<(), JournalError> {
         let mut state = self.state.lock().await;
-        let unloaded = lock(&self.journal).unloaded();
+        let unloaded = self.journal.lock().unloaded();
         let loaded = self.load(&unloaded, &state.overrides)?;
-        *lock(&self.journal) = loaded.journal;
+        *self.journal.lock() = loaded.journal;
         state.overrides = loaded.overrides;
         state.cursor = loaded.cursor;
         state.override_bytes = loaded.override_bytes;
@@ -113,7 +110,7 @@ impl JournalReplication {
 
     /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
     pub(super) fn audit_log(&self, before: u64, max_changes: usize) -> Vec<Change> {
-        lock(&self.journal).changes(before, max_changes)
+        self.journal.lock().changes(before, max_changes)
     }
 
     /// Returns the recent changes after a version, the oldest first; `None` while the journal is written.
@@ -129,27 +126,27 @@ impl JournalReplication {
 
     /// Returns the length of the journal in bytes.
     pub(super) fn bytes(&self) -> u64 {
-        lock(&self.journal).bytes()
+        self.journal.lock().bytes()
     }
 
     /// Puts the overrides in force, and announces the position in the journal.
     pub(super) fn publish(&self, state: &State) {
         self.context.publish(&state.overrides);
-        let position = lock(&self.journal).position();
+        let position = self.journal.lock().position();
         self.position.send_if_modified(|latest| std::mem::replace(latest, position) != position);
     }
 
     /// Reads the journal again if another process has changed it or released its lock.
     async fn follow(self: &Arc<Self>, state: &mut State) {
-        if !lock(&self.journal).is_behind() {
+        if !self.journal.lock().is_behind() {
             return;
         }
         let this = Arc::clone(self);
-        let unloaded = lock(&self.journal).unloaded();
+        let unloaded = self.journal.lock().unloaded();
         let overrides = state.overrides.clone();
         match tokio::task::spawn_blocking(move || this.load(&unloaded, &overrides)).await {
             Ok(Ok(loaded)) => {
-                if lock(&self.journal).continue_with(loaded.journal) {
+                if self.journal.lock().continue_with(loaded.journal) {
                     state.overrides = loaded.overrides;
                     state.cursor = loaded.cursor;
                     state.override_bytes = loaded.override_bytes;
@@ -203,7 +200,7 @@ impl JournalReplication {
 
     /// Notes in the status and in the log whether another process holds the journal.
     fn note_access(&self) {
-        let is_read_only = lock(&self.journal).is_read_only();
+        let is_read_only = self.journal.lock().is_read_only();
         let was_read_only = self.context.set_read_only(is_read_only);
         if is_read_only && !was_read_only {
             tracing::warn!(
@@ -272,7 +269,7 @@ impl JournalReplication {
         let cursor = state.cursor.clone();
         let written = tokio::task::spawn_blocking(move || {
             let count = overrides.counts().iter().sum();
-            write(&mut lock(&journal), count, Box::new(move || (cursor, all_versioned(&overrides))))
+            write(&mut journal.lock(), count, Box::new(move || (cursor, all_versioned(&overrides))))
         });
         written.await.map_err(|_| StoreError::Missing)??;
         Ok(())

@@ -10,11 +10,9 @@
 //! Two operators who change one target at the same time on different instances cannot see each other's change. The audit
 //! log then notes in the reason of the change which of them is in force.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, MutexGuard},
-};
+use std::{collections::BTreeSet, sync::Arc};
 
+use parking_lot::MutexGuard;
 use tokio::sync::watch;
 
 use super::{
@@ -22,7 +20,6 @@ use super::{
     change::{NewValue, all_versioned},
     format,
     journal::{JournalReplication, State},
-    lock,
     peer_limits::{self, ReceivedChange, ReceivedOverride, ReceivedValue, ValidVersions, Validity},
     rule_sets::{self, PeerRuleSets},
 };
@@ -117,7 +114,7 @@ impl MemberExchange {
     }
 
     fn journal(&self) -> MutexGuard<'_, Journal> {
-        lock(&self.replication.journal)
+        self.replication.journal.lock()
     }
 
     fn versions(&self) -> ValidVersions {

@@ -43,10 +43,11 @@ pub(crate) use without_effect::COUNT_INTERVAL;
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_files::FileVersion;
@@ -225,7 +226,7 @@ impl OverrideSync {
             Replication::Journal(journal) => journal.start().await?,
         }
         if let Some(path) = &self.switch_file {
-            *lock(&self.first_switch_file) = FileVersion::of(path);
+            *self.first_switch_file.lock() = FileVersion::of(path);
             self.read_switches(path).await;
         }
         let counts = self.edit(|overrides| overrides.counts()).await;
@@ -240,7 +241,7 @@ impl OverrideSync {
 
     /// Polls the store and the switch file, and removes expired overrides. Never returns.
     pub async fn follow(self: Arc<Self>) {
-        let mut debounce = Debounce::new(lock(&self.first_switch_file).take());
+        let mut debounce = Debounce::new(self.first_switch_file.lock().take());
         let mut tick = interval(POLL_INTERVAL);
         loop {
             tick.tick().await;
@@ -441,10 +442,6 @@ impl OverrideSync {
     pub fn status(&self) -> Status {
         self.context.status()
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Returns the text of an override for the log.

@@ -1,7 +1,7 @@
 //! Members for unit tests and models: instances with overrides, a clock that is set by hand, and no rules.
 
 use std::sync::{
-    Arc, Mutex,
+    Arc,
     atomic::{AtomicU64, Ordering::Relaxed},
 };
 
@@ -15,6 +15,7 @@ use crate::{
     service::{Clock, reload::Reloader},
     store::overrides::{Journal, OverrideStore},
 };
+use parking_lot::Mutex;
 
 /// Creates a member with a journal in memory.
 pub(super) fn member() -> Arc<OverrideSync> {

@@ -15,7 +15,7 @@ use std::{
     mem,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -25,6 +25,7 @@ use futures_util::{
     future::{MaybeDone, join_all, maybe_done},
     poll,
 };
+use parking_lot::{Mutex, MutexGuard};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -161,7 +162,7 @@ struct Shared {
 
 impl Shared {
     fn lock_names(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        self.names.lock()
     }
 }
 

@@ -9,7 +9,9 @@ mod journal;
 
 pub use journal::{Journal, JournalError};
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 pub use sluicegate_store::overrides::{
     Change, Cursor, MAX_CHANGES, OverrideChange, Update, Versioned, Write, WriteOutcome,
@@ -47,7 +49,7 @@ impl OverrideStore {
                 let journal = Arc::clone(journal);
                 let digest = digest.to_owned();
                 let text = text.to_owned();
-                in_background(move || lock(&journal).put_rule_set(&digest, &text)).await
+                in_background(move || journal.lock().put_rule_set(&digest, &text)).await
             }
             Self::Redis(redis) => Ok(redis.put_rule_set(digest, text).await?),
         }
@@ -63,7 +65,7 @@ impl OverrideStore {
             Self::Journal(journal) => {
                 let journal = Arc::clone(journal);
                 let digest = digest.to_owned();
-                in_background(move || lock(&journal).get_rule_set(&digest)).await
+                in_background(move || journal.lock().get_rule_set(&digest)).await
             }
             Self::Redis(redis) => Ok(redis.get_rule_set(digest).await?),
         }
@@ -77,7 +79,7 @@ impl OverrideStore {
     pub async fn delete_rule_set(&self, digest: &str) -> Result<(), OverrideStoreError> {
         match self {
             Self::Journal(journal) => {
-                lock(journal).delete_rule_set(digest);
+                journal.lock().delete_rule_set(digest);
                 Ok(())
             }
             Self::Redis(redis) => Ok(redis.delete_rule_set(digest).await?),
@@ -97,10 +99,6 @@ async fn in_background<T: Send + 'static>(
 ) -> Result<T, OverrideStoreError> {
     let done = tokio::task::spawn_blocking(work).await;
     Ok(done.map_err(|_| OverrideStoreError::Redis(StoreError::Missing))??)
-}
-
-fn lock(journal: &Mutex<Journal>) -> MutexGuard<'_, Journal> {
-    journal.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Error returned when the override store cannot be read or written.

@@ -5,12 +5,13 @@ use std::{
     future::poll_fn,
     net::IpAddr,
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     task::{Context, Poll, Wake, Waker},
 };
 
 use foldhash::fast::RandomState;
 use futures_util::{Stream, StreamExt, stream};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Mutex as AsyncMutex;
 use tonic::Status;
 
@@ -151,7 +152,7 @@ impl Making {
         let Some(network) = network else {
             return Arc::default();
         };
-        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut networks = self.networks.lock();
         if let Some(lock) = networks.get(&network).and_then(Weak::upgrade) {
             return lock;
         }
@@ -166,7 +167,7 @@ impl Making {
 
 impl<T> Slot<T> {
     fn current(&self) -> MutexGuard<'_, Current<T>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Returns the next page of the part; `None` if there is none.
@@ -266,7 +267,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         assert!(futures_util::FutureExt::now_or_never(waiting.next()).is_none());
-        assert_eq!(answers.making.networks.lock().unwrap().len(), 2);
+        assert_eq!(answers.making.networks.lock().len(), 2);
         // An answer that is not read delays no other one, of the same network either.
         drop(turn);
         let next = answers.send(Some(one), parts(1)).next().await;
@@ -274,6 +275,6 @@ mod tests {
         assert_eq!(waiting.next().await.unwrap().unwrap(), 0);
         drop(lock);
         answers.making.of(Some(IpAddr::from([10, 0, 0, 3])));
-        assert_eq!(answers.making.networks.lock().unwrap().len(), 1);
+        assert_eq!(answers.making.networks.lock().len(), 1);
     }
 }

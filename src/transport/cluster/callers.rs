@@ -1,12 +1,9 @@
 //! [`Callers`]: the instances that pull from this one, by the network from which they call.
 
-use std::{
-    collections::HashMap,
-    net::IpAddr,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::HashMap, net::IpAddr};
 
 use foldhash::fast::RandomState;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::members::network_of;
@@ -34,7 +31,7 @@ impl Callers {
     pub(super) fn record(&self, caller: IpAddr, id: u64) -> Vec<u64> {
         let now = Instant::now();
         let network = network_of(caller);
-        let mut networks = self.networks.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut networks = self.networks.lock();
         let mut forgotten = Vec::new();
         if !networks.contains_key(&network) && networks.len() >= MAX_NETWORKS {
             let oldest = networks.iter().min_by_key(|(_, subscribers)| last_pull(subscribers));

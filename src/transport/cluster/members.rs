@@ -6,10 +6,11 @@
 use std::{
     collections::BTreeMap,
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::{Notify, futures::Notified},
     time::Instant,
@@ -228,7 +229,7 @@ impl Members {
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<SocketAddr, Member>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.lock()
     }
 }
 

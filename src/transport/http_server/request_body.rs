@@ -2,7 +2,7 @@
 
 use std::{
     pin::Pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -10,6 +10,7 @@ use std::{
 use axum::{Error, body::Body, extract::Request};
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{
     sync::Semaphore,
     time::{Instant, Sleep, sleep, timeout},
@@ -46,7 +47,7 @@ impl Input {
     }
 
     fn state(&self) -> MutexGuard<'_, InputState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`SharedPage`]: a page with bytes that are shared by all callers that read it.
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 
 use axum::{
     body::Body,
@@ -8,6 +8,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::output::Output;
 
@@ -84,7 +85,7 @@ impl SharedPage {
     }
 
     fn readers(&self) -> MutexGuard<'_, Readers> {
-        self.readers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.readers.lock()
     }
 }
 
