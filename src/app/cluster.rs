@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{
     AppError,
     engine::EngineFactory,
-    overrides::Operations,
+    operators::OperatorServices,
     tasks::{self, Tasks},
     telemetry::Telemetry,
 };
@@ -22,7 +22,7 @@ pub(super) async fn start(
     settings: &Settings,
     engines: &EngineFactory,
     telemetry: &Telemetry,
-    operations: &Operations,
+    operators: &OperatorServices,
     tasks: &mut Tasks,
 ) -> Result<Option<Arc<Cluster>>, AppError> {
     if !settings.cluster.has_peers() {
@@ -30,8 +30,8 @@ pub(super) async fn start(
     }
     // With Redis, these are the counters of `on_error: local`.
     let peers = Peers::new(Arc::clone(&engines.local), peers::Metrics::new());
-    let overrides = operations.overrides.member_exchange();
-    let activity = Arc::clone(&operations.activity);
+    let overrides = operators.overrides.member_exchange();
+    let activity = Arc::clone(&operators.activity);
     activity.set_has_peers();
     let cluster = Cluster::bind(&settings.cluster, peers, overrides, activity, telemetry.clock.clone()).await?;
     let cluster = Arc::new(cluster);

@@ -22,7 +22,7 @@ mod error;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod open_files;
-mod overrides;
+mod operators;
 mod rules;
 mod servers;
 mod shutdown;
@@ -40,7 +40,7 @@ use tokio::runtime;
 
 use self::{
     engine::EngineFactory,
-    overrides::Operations,
+    operators::OperatorServices,
     rules::Rules,
     servers::{RunningServers, Servers},
     signals::Signals,
@@ -114,23 +114,29 @@ impl Service {
         engine::wait_until_up(servers.store()).await;
         let store = servers.store();
         let grpc_port = servers.grpc_port();
-        let operations = Operations::start(settings, &telemetry, rules, store, grpc_port, &engines).await?;
+        let operators = OperatorServices::start(settings, &telemetry, rules, store, grpc_port, &engines).await?;
 
-        observe(&telemetry, rules, &engines, &servers, &operations);
-        start_periodic(tasks, rules, &servers, &operations);
+        observe(&telemetry, rules, &engines, &servers, &operators);
+        start_periodic(tasks, rules, &servers, &operators);
         let statsd = telemetry.start_statsd(&rules.reloader);
-        let cluster = cluster::start(settings, &engines, &telemetry, &operations, tasks).await?;
+        let cluster = cluster::start(settings, &engines, &telemetry, &operators, tasks).await?;
         if cluster.is_some() {
             // Rules that were promoted on another instance apply from the first decision on.
-            operations.candidates.poll(false).await;
+            operators.candidates.poll(false).await;
         }
-        let servers = servers.serve(settings, rules, operations, tasks)?;
+        let servers = servers.serve(settings, rules, operators, tasks)?;
         Ok(Self { servers, cluster, statsd, recorder: engines.recorder, telemetry })
     }
 }
 
 /// Registers the metrics of all phases.
-fn observe(telemetry: &Telemetry, rules: &Rules, engines: &EngineFactory, servers: &Servers, operations: &Operations) {
+fn observe(
+    telemetry: &Telemetry,
+    rules: &Rules,
+    engines: &EngineFactory,
+    servers: &Servers,
+    operators: &OperatorServices,
+) {
     let meter = &telemetry.meters;
     let workers = telemetry.workers as u64;
     observe_gauge(meter, "sluicegate_workers", "Number of worker threads", move || workers);
@@ -143,17 +149,17 @@ fn observe(telemetry: &Telemetry, rules: &Rules, engines: &EngineFactory, server
         recorder.observe(meter);
     }
     servers.observe(meter);
-    operations.observe(meter);
+    operators.observe(meter);
 }
 
 /// Starts the tasks that keep rules, overrides, candidate rules, resources, leases and activity up to date.
-fn start_periodic(tasks: &mut Tasks, rules: &Rules, servers: &Servers, operations: &Operations) {
+fn start_periodic(tasks: &mut Tasks, rules: &Rules, servers: &Servers, operators: &OperatorServices) {
     tasks.spawn(&tasks::RELOAD, Arc::clone(&rules.reloader).follow());
     tasks.spawn(&tasks::RESOURCES, servers.reports().clone().follow());
     tasks.spawn(&tasks::UPKEEP, tasks::keep_up(servers.store().clone(), servers.clock().clone()));
-    tasks.spawn(&tasks::OVERRIDES, Arc::clone(&operations.overrides).follow());
-    tasks.spawn(&tasks::OVERRIDE_NAMES, Arc::clone(&operations.overrides).follow_names());
-    tasks.spawn(&tasks::CANDIDATES, Arc::clone(&operations.candidates).follow());
-    tasks.spawn(&tasks::ACTIVITY, Arc::clone(&operations.activity).follow());
-    tasks.spawn(&tasks::INSTANCES, Arc::clone(&operations.activity).follow_instances());
+    tasks.spawn(&tasks::OVERRIDES, Arc::clone(&operators.overrides).follow());
+    tasks.spawn(&tasks::OVERRIDE_NAMES, Arc::clone(&operators.overrides).follow_names());
+    tasks.spawn(&tasks::CANDIDATES, Arc::clone(&operators.candidates).follow());
+    tasks.spawn(&tasks::ACTIVITY, Arc::clone(&operators.activity).follow());
+    tasks.spawn(&tasks::INSTANCES, Arc::clone(&operators.activity).follow_instances());
 }

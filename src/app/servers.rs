@@ -11,7 +11,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use super::{
     AppError,
     engine::{EngineFactory, wait_until_up},
-    overrides::Operations,
+    operators::OperatorServices,
     rules::Rules,
     tasks::{self, Tasks},
     telemetry::Telemetry,
@@ -144,7 +144,7 @@ impl Servers {
         self,
         settings: &Settings,
         rules: &Rules,
-        operations: Operations,
+        operators: OperatorServices,
         tasks: &mut Tasks,
     ) -> Result<RunningServers, AppError> {
         self.log_addresses(settings).map_err(AppError::Process)?;
@@ -152,7 +152,7 @@ impl Servers {
         let stopping = stop.subscribe();
         let store = decisions.engine.store.clone();
         let clock = decisions.clock.clone();
-        let Operations { overrides, candidates, activity, simulator } = operations;
+        let OperatorServices { overrides, candidates, activity, simulator } = operators;
         let reloader = Arc::clone(&rules.reloader);
         let actions = Admin {
             engine: decisions.engine.clone(),

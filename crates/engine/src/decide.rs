@@ -113,7 +113,7 @@ impl<S> Engine<S> {
                 Match::Off => PreparedDescriptor::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
                 Match::Unlimited(_, override_kind) => PreparedDescriptor::Unlimited(override_kind),
                 Match::Denied(applied) => {
-                    is_denied |= self.is_binding(&applied);
+                    is_denied |= self.denies_requests(&applied);
                     self.count_denied_by_switch(request.domain, descriptor, &applied, now);
                     PreparedDescriptor::Denied(applied)
                 }
@@ -203,7 +203,7 @@ impl<S> Engine<S> {
 
     /// Returns when the hit of a limit denies the whole request.
     fn blocks(&self, descriptor: &Descriptor<'_>, applied: &AppliedLimit<'_>) -> Blocks {
-        if descriptor.refund || !self.is_binding(applied) {
+        if descriptor.refund || !self.denies_requests(applied) {
             return Blocks::Never;
         }
         if self.on_error(applied).denies() { Blocks::OnDenialOrError } else { Blocks::OnDenial }
@@ -252,7 +252,7 @@ impl<S> Engine<S> {
     }
 
     /// Returns whether a denial by this limit denies the request.
-    fn is_binding(&self, applied: &AppliedLimit<'_>) -> bool {
+    fn denies_requests(&self, applied: &AppliedLimit<'_>) -> bool {
         let lenient = applied.is_shadow() || applied.rule.is_some_and(|rule| rule.quota_mode);
         !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
     }

@@ -1,4 +1,4 @@
-//! The overrides phase: what operators have set, candidate rules, and what operators see of the last hour.
+//! The phase for operators: overrides, candidate rules, the activity of the last hour, and simulations.
 
 use std::sync::Arc;
 
@@ -17,14 +17,14 @@ use crate::{
 };
 
 /// The components for operators: overrides, candidate rules, the activity of the last hour, and simulations.
-pub(super) struct Operations {
+pub(super) struct OperatorServices {
     pub(super) overrides: Arc<OverrideSync>,
     pub(super) candidates: Arc<Candidates>,
     pub(super) activity: Arc<Activity>,
     pub(super) simulator: Arc<Simulator>,
 }
 
-impl Operations {
+impl OperatorServices {
     /// Loads the overrides and the promoted rules, so that they apply from the first decision on.
     pub(super) async fn start(
         settings: &Settings,
