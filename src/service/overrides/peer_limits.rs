@@ -48,11 +48,6 @@ pub(super) struct ValidVersions {
     max_later: u64,
 }
 
-/// Returns the highest version that is valid at a time.
-fn max_version(now: Micros) -> u64 {
-    (VERSIONS_WITHOUT_CLOCK + now.get() / 1_000).min(MAX_NUMBER / 2)
-}
-
 /// Whether a version is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Validity {
@@ -91,6 +86,11 @@ impl ValidVersions {
     pub(super) const fn highest(self) -> u64 {
         self.max
     }
+}
+
+/// Returns the highest version that is valid at a time.
+fn max_version(now: Micros) -> u64 {
+    (VERSIONS_WITHOUT_CLOCK + now.get() / 1_000).min(MAX_NUMBER / 2)
 }
 
 /// A change of another member, read from its message.

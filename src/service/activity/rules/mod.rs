@@ -93,7 +93,7 @@ struct CachedView {
 }
 
 impl CachedView {
-    /// Returns whether a query has the same rows, with `offset` and `max_rows` aside.
+    /// Returns whether the rows can be reused for a query. Its `offset` and `max_rows` may differ.
     fn is_current(&self, tree: &Arc<Tree>, query: &RuleQuery, now: Micros) -> bool {
         let last = &self.query;
         let is_same_query = last.find == query.find
