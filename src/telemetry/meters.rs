@@ -21,14 +21,6 @@ use crate::metrics::{
 const SERIES_PER_RULE_STATISTIC: usize = 200_000;
 const RULE_STATISTICS: &str = "ratelimit_service_rate_limit_";
 
-/// Returns the stream of a statistic per rule, or `None` for other instruments.
-fn rule_statistic(instrument: &sdk::Instrument) -> Option<Stream> {
-    if !instrument.name().starts_with(RULE_STATISTICS) {
-        return None;
-    }
-    Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC).build().ok()
-}
-
 /// All metrics of the process.
 pub struct Meters {
     provider: SdkMeterProvider,
@@ -97,6 +89,14 @@ impl Meters {
             tracing::debug!(%error, "cannot send the last metrics to the OpenTelemetry collector");
         }
     }
+}
+
+/// Returns the stream of a statistic per rule, or `None` for other instruments.
+fn rule_statistic(instrument: &sdk::Instrument) -> Option<Stream> {
+    if !instrument.name().starts_with(RULE_STATISTICS) {
+        return None;
+    }
+    Stream::builder().with_cardinality_limit(SERIES_PER_RULE_STATISTIC).build().ok()
 }
 
 impl Meter for Meters {

@@ -29,13 +29,13 @@ impl Exposition {
         for range in accept.split(',') {
             let mut parts = range.split(';').map(str::trim);
             let media_type = parts.next().unwrap_or_default();
-            let parameters: Vec<&str> = parts.collect();
-            let quality = parameter(&parameters, "q=").and_then(|quality| quality.parse().ok()).unwrap_or(1.0);
-            let message = parameter(&parameters, "proto=");
+            let quality = parameter(parts.clone(), "q=").and_then(|quality| quality.parse().ok()).unwrap_or(1.0);
+            let message = parameter(parts.clone(), "proto=");
+            let encoding = parameter(parts, "encoding=");
             let exposition = match media_type {
                 "application/vnd.google.protobuf"
                     if message.is_none_or(|message| message == "io.prometheus.client.MetricFamily")
-                        && parameter(&parameters, "encoding=") == Some("delimited") =>
+                        && encoding == Some("delimited") =>
                 {
                     Self::Protobuf
                 }
@@ -124,9 +124,9 @@ impl<'f> Family<'f> {
     }
 }
 
-/// Returns the value of a parameter of a media range.
-fn parameter<'p>(parameters: &[&'p str], prefix: &str) -> Option<&'p str> {
-    parameters.iter().find_map(|parameter| parameter.strip_prefix(prefix))
+/// Returns the value of the parameter that begins with `prefix`, such as `q=`.
+fn parameter<'p>(mut parameters: impl Iterator<Item = &'p str>, prefix: &str) -> Option<&'p str> {
+    parameters.find_map(|parameter| parameter.strip_prefix(prefix))
 }
 
 #[cfg(test)]
