@@ -86,7 +86,7 @@ impl EngineFactory {
             scope: "",
             store: self.store.connect(worker),
             local: Arc::clone(&self.local),
-            rules: Arc::clone(self.reloader.rules()),
+            rules: Arc::clone(self.reloader.snapshot()),
             statistics: Arc::clone(&self.statistics),
             top: Some(Arc::clone(&self.top)),
             settings: Arc::clone(&self.decisions),

@@ -307,7 +307,7 @@ fn matched_rules(replay: &Replay) -> Vec<MatchedRule<'_>> {
     let mut matched = Vec::new();
     for (id, hits) in replay.by_rule.iter().enumerate() {
         if hits.descriptors > 0 {
-            matched.push(MatchedRule { name: name_and_limit(snapshot.rules().rules().get(id)), hits });
+            matched.push(MatchedRule { name: name_and_limit(snapshot.rule_set().rules().get(id)), hits });
         }
     }
     matched.sort_by_key(|rule| {

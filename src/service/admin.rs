@@ -124,11 +124,11 @@ impl Admin {
     /// Returns a warning for each request that sets an override with a name that the rules in force do not have.
     #[must_use]
     pub fn unknown_names(&self, requests: &[ChangeRequest]) -> Vec<String> {
-        let snapshot = self.reloader.rules().load();
+        let snapshot = self.reloader.snapshot().load();
         if snapshot.awaits_rules() {
             return Vec::new();
         }
-        let mut names = KnownNames::new(snapshot.rules());
+        let mut names = KnownNames::new(snapshot.rule_set());
         let mut warnings = Vec::new();
         for request in requests {
             let Some(value) = &request.value else {
@@ -318,7 +318,7 @@ descriptors:
             scope: "",
             store: AnyStore::Memory(memory()),
             local: memory(),
-            rules: Arc::clone(reloader.rules()),
+            rules: Arc::clone(reloader.snapshot()),
             statistics: Arc::clone(&statistics),
             top: Some(TopEntities::new(1)),
             settings: Arc::default(),
@@ -364,8 +364,8 @@ descriptors:
             (0..2).for_each(|_| ask(&admin, "user", &user.to_string()));
         }
         ask(&admin, "path", "/a");
-        let snapshot = admin.reloader.rules().load_full();
-        let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
+        let snapshot = admin.reloader.snapshot().load_full();
+        let rule = snapshot.rule_set().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
         let entries = vec![("path".to_owned(), "/a".to_owned())];
         let expected = EntityUsage { domain: "api".into(), entries, used: 1, limit: 4 };
         assert_eq!(admin.usage(rule).await, (vec![expected], 0));
@@ -382,8 +382,8 @@ descriptors:
         let shared = local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Own, Arc::clone(&metrics.local));
         let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
         let admin = Admin { engine: admin.engine.with_store(store), ..admin };
-        let snapshot = admin.reloader.rules().load_full();
-        let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
+        let snapshot = admin.reloader.snapshot().load_full();
+        let rule = snapshot.rule_set().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
         assert_eq!(admin.usage(rule).await, (Vec::new(), 2));
     }
 }

@@ -136,7 +136,7 @@ impl Candidates {
     /// Puts the promoted rules in force and starts or stops evaluating candidate rules, as the overrides specify.
     pub async fn poll(&self, directory_changed: bool) {
         let (in_force, candidate) = {
-            let snapshot = self.reloader.rules().load();
+            let snapshot = self.reloader.snapshot().load();
             let in_force = slot_value(&snapshot, RuleSetSlot::InForce).filter(|value| value != DIRECTORY);
             (in_force, slot_value(&snapshot, RuleSetSlot::Candidate))
         };
@@ -295,7 +295,7 @@ impl Candidates {
     /// Registers the metrics of the candidate rules with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
         let reloader = Arc::clone(&self.reloader);
-        Candidate::observe_metrics(move || reloader.rules().load().candidate().cloned(), meter);
+        Candidate::observe_metrics(move || reloader.snapshot().load().candidate().cloned(), meter);
     }
 
     /// Sets or clears slots in one change, and deletes rule sets that no slot names any more.
@@ -326,7 +326,7 @@ impl Candidates {
     }
 
     fn value(&self, slot: RuleSetSlot) -> Option<String> {
-        slot_value(&self.reloader.rules().load(), slot)
+        slot_value(&self.reloader.snapshot().load(), slot)
     }
 
     fn digests(&self) -> Vec<String> {
@@ -421,9 +421,9 @@ mod tests {
 
     /// Returns the path of the first rule in force, and of the first candidate rule.
     fn rules(admin: &Admin) -> (String, Option<String>) {
-        let snapshot = admin.reloader.rules().load_full();
-        let candidate = snapshot.candidate().map(|candidate| candidate.rules().rules().rules()[0].path());
-        (snapshot.rules().rules()[0].path(), candidate)
+        let snapshot = admin.reloader.snapshot().load_full();
+        let candidate = snapshot.candidate().map(|candidate| candidate.rules().rule_set().rules()[0].path());
+        (snapshot.rule_set().rules()[0].path(), candidate)
     }
 
     #[tokio::test]
@@ -482,9 +482,9 @@ mod tests {
     #[tokio::test]
     async fn a_poll_without_changes_keeps_the_snapshot() {
         let admin = admin(&text("first"));
-        let before = admin.reloader.rules().load_full();
+        let before = admin.reloader.snapshot().load_full();
         admin.candidates.poll(false).await;
-        assert!(Arc::ptr_eq(&before, &admin.reloader.rules().load_full()));
+        assert!(Arc::ptr_eq(&before, &admin.reloader.snapshot().load_full()));
     }
 
     #[tokio::test]
@@ -496,7 +496,7 @@ mod tests {
         let candidates = Candidates::new(overrides, Arc::clone(&reloader), Arc::default(), clock, 1, directory);
         let poll = async |directory_changed| {
             candidates.poll(directory_changed).await;
-            reloader.rules().load().candidate().cloned().expect("candidate rules")
+            reloader.snapshot().load().candidate().cloned().expect("candidate rules")
         };
         let first = poll(false).await;
         assert!(Arc::ptr_eq(&first, &poll(false).await));

@@ -119,7 +119,7 @@ impl Reloader {
 
     /// Returns the current snapshot, which is replaced whenever rules, overrides or the candidate change.
     #[must_use]
-    pub fn rules(&self) -> &Arc<ArcSwap<Snapshot>> {
+    pub fn snapshot(&self) -> &Arc<ArcSwap<Snapshot>> {
         &self.rules
     }
 
@@ -191,7 +191,7 @@ impl Reloader {
     /// Returns whether the rules have at least one domain.
     #[must_use]
     pub fn has_domains(&self) -> bool {
-        self.rules.load().rules().has_domains()
+        self.rules.load().rule_set().has_domains()
     }
 
     /// Waits until rules have been loaded.
@@ -256,8 +256,8 @@ impl Reloader {
         match compiled {
             Ok((snapshot, warnings)) => {
                 warn(&warnings);
-                let domains = snapshot.rules().domains();
-                let rules = snapshot.rules().rules().len();
+                let domains = snapshot.rule_set().domains();
+                let rules = snapshot.rule_set().rules().len();
                 let layers = self.layers();
                 let old = self.rules.swap(Arc::new(layers.apply_to(&snapshot, self.clock.now())));
                 drop(layers);
@@ -303,7 +303,7 @@ impl Reloader {
         );
         let this = Arc::clone(self);
         observe_gauge(meter, "sluicegate_rules", "Number of rules in force", move || {
-            this.rules.load().rules().rules().len() as u64
+            this.rules.load().rule_set().rules().len() as u64
         });
         let this = Arc::clone(self);
         observe_gauge(

@@ -104,7 +104,7 @@ impl Candidates {
 
     /// Adds the descriptors with one entry that a rule matches.
     fn add_rules(&mut self, snapshot: &Snapshot, searched: &SearchedValue) {
-        let rules = snapshot.rules();
+        let rules = snapshot.rule_set();
         let mut keys = BTreeSet::new();
         for (rule, entries) in rules.rules().iter().zip(rules.entries_of_rules()) {
             if let Some((key, _)) = entries.first() {
@@ -126,7 +126,7 @@ impl Admin {
     /// Returns the entities that may have a value. With a million overrides this takes long.
     #[must_use]
     pub fn candidates_for(&self, searched: &SearchedValue) -> Candidates {
-        let snapshot = self.reloader.rules().load_full();
+        let snapshot = self.reloader.snapshot().load_full();
         let mut candidates = Candidates::default();
         candidates.add_overrides(&snapshot, searched);
         for rank_by in [RankBy::Denied, RankBy::Requested] {

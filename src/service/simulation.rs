@@ -166,10 +166,10 @@ impl Simulator {
     }
 
     fn setup(&self, simulation: &Simulation) -> Result<Setup, SimulationError> {
-        let snapshot = self.reloader.rules().load_full();
+        let snapshot = self.reloader.snapshot().load_full();
         let rules = match &simulation.files {
             Some(files) => rules::compile(files, self.options).map_err(SimulationError::Rules)?.0,
-            None => snapshot.rules().clone(),
+            None => snapshot.rule_set().clone(),
         };
         let mut overrides = snapshot.overrides().clone();
         for change in &simulation.changes {
@@ -185,7 +185,7 @@ impl Simulator {
         // Recorded requests are compared with the decisions that were made. An access log does not have these.
         let baseline = match &simulation.traffic {
             Traffic::Recorded => None,
-            Traffic::AccessLog { .. } => Some((snapshot.rules().clone(), snapshot.overrides().clone())),
+            Traffic::AccessLog { .. } => Some((snapshot.rule_set().clone(), snapshot.overrides().clone())),
         };
         Ok(Setup { rules, overrides, baseline })
     }

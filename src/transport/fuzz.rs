@@ -106,7 +106,7 @@ impl Service {
             scope: "",
             store: AnyStore::Memory(Arc::clone(&memory)),
             local: memory,
-            rules: Arc::clone(reloader.rules()),
+            rules: Arc::clone(reloader.snapshot()),
             statistics,
             top: Some(TopEntities::new(1)),
             settings: Arc::default(),

@@ -63,7 +63,7 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Deci
     let source = Source::BuiltIn(files.collect());
     let reloader =
         Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
-    let rules = Arc::clone(reloader.rules());
+    let rules = Arc::clone(reloader.snapshot());
     let local = Arc::new(Memory::new(&memory::Settings::default()));
     let engine =
         Engine { worker: WorkerId(0), scope: "", store, local, rules, statistics, top: None, settings: Arc::default() };

@@ -97,7 +97,7 @@ impl<S> Engine<S> {
         }
         let mut shard_by: &[Box<str>] = &[];
         let mut charge = Charge::Each;
-        if let Some(domain) = snapshot.rules().settings_of(request.domain) {
+        if let Some(domain) = snapshot.rule_set().settings_of(request.domain) {
             shard_by = &domain.shard_by;
             if domain.charge_all {
                 charge = Charge::All;

@@ -90,9 +90,9 @@ impl<S: Store> Engine<S> {
         let request = peek_request(domain, entries);
         let descriptor = &request.descriptors[0];
         let matched = self.find_match(&snapshot, domain, descriptor, now);
-        let rule = matched.rule().or_else(|| snapshot.rules().rule_for(domain, entries));
+        let rule = matched.rule().or_else(|| snapshot.rule_set().rule_for(domain, entries));
         let inspection = Inspection {
-            match_steps: snapshot.rules().explain(domain, entries),
+            match_steps: snapshot.rule_set().explain(domain, entries),
             rule: rule.map(|rule| rule.id),
             overrides: snapshot.overrides.applicable(domain, entries, rule, now),
             override_kind: match &matched {
@@ -191,7 +191,7 @@ impl<S> Engine<S> {
         applied: &AppliedLimit<'_>,
         program: impl Into<Program>,
     ) -> Vec<u8> {
-        let shard_by = key::shard_by(snapshot.rules(), domain);
+        let shard_by = key::shard_by(snapshot.rule_set(), domain);
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
         key::name(self.scope, domain, shard_by, entries, &applied.path, &program.into(), hash)

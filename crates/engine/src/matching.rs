@@ -203,7 +203,7 @@ impl<S> Engine<S> {
         // The override is looked up first, so that the processor searches the rules while it waits for the override's
         // memory.
         let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
-        let rule_match = match snapshot.rules().find(domain, descriptor.entries.iter().copied()) {
+        let rule_match = match snapshot.rule_set().find(domain, descriptor.entries.iter().copied()) {
             Lookup::UnknownDomain => return Match::NoDomain,
             Lookup::NoLimit => None,
             Lookup::Rule(rule, path) => Some((rule, path)),
@@ -237,7 +237,7 @@ impl<S> Engine<S> {
     ) -> Match<'s> {
         let assigned_plan =
             if rule.plan.is_some() { snapshot.overrides.plan(domain, &descriptor.entries, now) } else { None };
-        let rule = match assigned_plan.as_ref().and_then(|plan| snapshot.rules().rule_for_plan(rule, plan)) {
+        let rule = match assigned_plan.as_ref().and_then(|plan| snapshot.rule_set().rule_for_plan(rule, plan)) {
             Some(rule) => rule,
             None => {
                 let is_unknown = assigned_plan.is_some()

@@ -85,7 +85,7 @@ impl Snapshot {
 
     /// Returns the rules in force.
     #[must_use]
-    pub fn rules(&self) -> &RuleSet {
+    pub fn rule_set(&self) -> &RuleSet {
         &self.compiled.rules
     }
 

@@ -421,7 +421,7 @@ fn an_inspection_describes_the_counter_and_takes_nothing() {
 }
 
 fn counter_of(engine: &MemoryEngine, entries: &[Entry<'_>]) -> Option<(String, bool)> {
-    counter(engine.rules.load().rules(), "api", entries, None)
+    counter(engine.rules.load().rule_set(), "api", entries, None)
 }
 
 #[test]

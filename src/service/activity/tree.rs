@@ -93,7 +93,7 @@ struct Node {
 
 impl Tree {
     pub(super) fn new(snapshot: Arc<Snapshot>) -> Self {
-        let rules = snapshot.rules().rules();
+        let rules = snapshot.rule_set().rules();
         let mut nodes: Vec<Node> = Vec::new();
         let mut ids: HashMap<(u32, Arc<str>), u32> = HashMap::new();
         for (id, rule) in rules.iter().enumerate() {
@@ -118,7 +118,7 @@ impl Tree {
         drop(ids);
         Self {
             totals: snapshot.rule_totals().collect(),
-            entries: snapshot.rules().entries_of_rules(),
+            entries: snapshot.rule_set().entries_of_rules(),
             nodes: in_preorder(nodes),
             snapshot,
             ids_by_path: OnceLock::new(),
@@ -153,7 +153,7 @@ impl Tree {
     pub(super) fn rule_at(&self, path: &str) -> Option<usize> {
         let ids = self.ids_by_path.get_or_init(|| {
             let mut ids = HashMap::new();
-            for (id, rule) in self.snapshot.rules().rules().iter().enumerate() {
+            for (id, rule) in self.snapshot.rule_set().rules().iter().enumerate() {
                 ids.entry(rule.path()).or_insert(id);
             }
             ids
@@ -175,7 +175,7 @@ impl Tree {
     /// Returns the number of limits of entities that have the keys of a rule.
     pub(super) fn overrides(&self, rule: usize, snapshot: &Snapshot) -> u32 {
         let keys: Vec<&str> = self.entries[rule].iter().map(|(key, _)| &**key).collect();
-        let domain = &self.snapshot.rules().rules()[rule].labels[0];
+        let domain = &self.snapshot.rule_set().rules()[rule].labels[0];
         if keys.is_empty() { 0 } else { snapshot.overrides().limits_with_keys(domain, &keys) }
     }
 }
@@ -267,7 +267,7 @@ impl View {
 
 /// Returns for each node whether the query selects it.
 fn select(tree: &Tree, query: &RuleQuery) -> Vec<bool> {
-    let rules = tree.snapshot.rules().rules();
+    let rules = tree.snapshot.rule_set().rules();
     let words: Vec<String> = query.find.split_whitespace().map(str::to_lowercase).collect();
     let mut selected = Vec::with_capacity(tree.nodes.len());
     for (id, node) in tree.nodes.iter().enumerate() {

@@ -94,7 +94,7 @@ impl UnmatchedTable {
         let mut search = None;
         for group in &groups {
             if let Entry::Vacant(vacant) = self.nearest.entry(name(group)) {
-                let search = search.get_or_insert_with(|| Search::new(snapshot.rules()));
+                let search = search.get_or_insert_with(|| Search::new(snapshot.rule_set()));
                 vacant.insert(search.nearest(group));
             }
         }
@@ -244,7 +244,7 @@ descriptors:
     #[test]
     fn the_nearest_rule_shares_keys_or_begins_with_a_similar_one() {
         let snapshot = snapshot();
-        let search = Search::new(snapshot.rules());
+        let search = Search::new(snapshot.rule_set());
         let nearest = |domain: &str, keys: &[&str]| {
             let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
             search.nearest_rule(domain, &keys)

@@ -162,7 +162,7 @@ impl Context {
     /// Publishes a snapshot if a switch has expired since the last one.
     pub(super) fn publish_expired_switches(&self, overrides: &Overrides) {
         let in_force = overrides.switches_in_force(self.clock.now());
-        if !self.reloader.rules().load().modes().in_force().iter().eq(&in_force) {
+        if !self.reloader.snapshot().load().modes().in_force().iter().eq(&in_force) {
             self.publish(overrides);
         }
     }

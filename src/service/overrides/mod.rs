@@ -464,12 +464,12 @@ mod tests {
         let member = member();
         let until = member.context.clock.now() + Micros::from_secs(1);
         member.switch_this_instance(&Scope::Everything, Some("off"), Some(until), by_alice()).await.unwrap();
-        let snapshot = member.context.reloader.rules().load_full();
+        let snapshot = member.context.reloader.snapshot().load_full();
         assert_eq!(snapshot.modes().in_force().len(), 1);
         journal(&member).poll().await;
-        assert!(Arc::ptr_eq(&snapshot, &member.context.reloader.rules().load_full()));
+        assert!(Arc::ptr_eq(&snapshot, &member.context.reloader.snapshot().load_full()));
         advance(&member, 2_000_000);
         journal(&member).poll().await;
-        assert!(member.context.reloader.rules().load().modes().in_force().is_empty());
+        assert!(member.context.reloader.snapshot().load().modes().in_force().is_empty());
     }
 }

@@ -59,7 +59,7 @@ impl OverrideSync {
         let mut counted = Weak::<Snapshot>::new();
         loop {
             tick.tick().await;
-            let snapshot = self.context.reloader.rules().load_full();
+            let snapshot = self.context.reloader.snapshot().load_full();
             if counted.as_ptr() == Arc::as_ptr(&snapshot) {
                 continue;
             }
@@ -78,7 +78,7 @@ fn count(snapshot: &Snapshot) -> Counts {
         return counts;
     }
     let overrides = snapshot.overrides();
-    let mut names = KnownNames::new(snapshot.rules());
+    let mut names = KnownNames::new(snapshot.rule_set());
     let own_switches = [Origin::File, Origin::Instance].into_iter().flat_map(|origin| overrides.switches(origin));
     for entry in overrides.iter().chain(own_switches.cloned()) {
         if names.name_without_effect(&entry.target, &entry.value).is_none() {

@@ -72,7 +72,7 @@ impl Service {
         let memory = engine.store.memory().unwrap();
         let operation = Operation { action: Action::Peek, cost: 0, now: self.quotas.clock.now() };
         let snapshot = engine.rules.load();
-        let algorithm = snapshot.rules().rules()[rule].limit.as_ref().unwrap().algorithm();
+        let algorithm = snapshot.rule_set().rules()[rule].limit.as_ref().unwrap().algorithm();
         algorithm.explain(&memory.state(key.as_bytes()), operation, true).used
     }
 }

@@ -154,7 +154,7 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
         rows,
         total_rows: to_u32(list.total_rows),
         total_rules: to_u32(list.total_rules),
-        all_rules: to_u32(list.snapshot.rules().rules().len()),
+        all_rules: to_u32(list.snapshot.rule_set().rules().len()),
         instances: list.instances,
         has_candidate: list.snapshot.candidate().is_some(),
         ..Default::default()
@@ -162,7 +162,7 @@ pub(super) fn write_rules(list: RuleList) -> api::ListRuleActivityResponse {
 }
 
 fn write_row(row: RuleRow, snapshot: &Snapshot) -> api::RuleRow {
-    let found = row.rule.and_then(|id| snapshot.rules().rules().get(id));
+    let found = row.rule.and_then(|id| snapshot.rule_set().rules().get(id));
     api::RuleRow {
         depth: to_u32(row.depth),
         rule: found.map(|found| rule(found, Some(snapshot))),

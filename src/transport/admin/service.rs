@@ -105,8 +105,8 @@ impl Service {
 
     /// Returns the switches of every origin.
     fn all_switches(&self) -> Vec<api::Override> {
-        let snapshot = self.admin.reloader.rules().load();
-        let mut names = KnownNames::new(snapshot.rules());
+        let snapshot = self.admin.reloader.snapshot().load();
+        let mut names = KnownNames::new(snapshot.rule_set());
         let mut switches = Vec::new();
         for origin in Origin::ALL {
             for switch in snapshot.overrides().switches(origin) {
@@ -151,7 +151,7 @@ impl AdminService for Service {
         let caller = caller(&request)?;
         let api::ListOverridesRequest { prefix, page_size, page_token } = request.into_inner();
         let size = page(page_size, 100);
-        let snapshot = self.admin.reloader.rules().load_full();
+        let snapshot = self.admin.reloader.snapshot().load_full();
         let [limits, plans, switches] = snapshot.overrides().counts().map(|count| count as u64);
         // With a million overrides this takes long.
         let page = self.build(&caller, move || list_page(&snapshot, &prefix, &page_token, size));
@@ -187,9 +187,9 @@ impl AdminService for Service {
         let (domain, pairs) = read_descriptor(descriptor)?;
         let inspection = self.admin.inspect(&domain, &entries(&pairs), hits.max(1)).await;
         let inspection = inspection.map_err(|error| reject(&error))?;
-        let snapshot = self.admin.reloader.rules().load_full();
-        let matched = inspection.rule.and_then(|id| snapshot.rules().rules().get(id));
-        let mut names = KnownNames::new(snapshot.rules());
+        let snapshot = self.admin.reloader.snapshot().load_full();
+        let matched = inspection.rule.and_then(|id| snapshot.rule_set().rules().get(id));
+        let mut names = KnownNames::new(snapshot.rule_set());
         let mut overrides = Vec::new();
         for (origin, entry) in &inspection.overrides {
             overrides.push(write_checked_override(entry, *origin, &mut names));
@@ -242,10 +242,10 @@ impl AdminService for Service {
         let caller = caller(&request)?;
         let domain = request.into_inner().domain;
         let status = self.admin.reloader.status();
-        let snapshot = self.admin.reloader.rules().load_full();
+        let snapshot = self.admin.reloader.snapshot().load_full();
         let rules = self.build(&caller, move || {
             let mut rules = Vec::new();
-            for listed in snapshot.rules().rules() {
+            for listed in snapshot.rule_set().rules() {
                 if domain.is_empty() || *listed.labels[0] == *domain {
                     rules.push(rule(listed, Some(&snapshot)));
                 }
@@ -268,8 +268,8 @@ impl AdminService for Service {
             Ok(api::RankBy::Requested) => RankBy::Requested,
             Err(_) => return Err(Status::invalid_argument("rank_by must be RANK_BY_DENIED or RANK_BY_REQUESTED")),
         };
-        let snapshot = self.admin.reloader.rules().load_full();
-        let filter = RuleFilter::new(snapshot.rules(), &rule);
+        let snapshot = self.admin.reloader.snapshot().load_full();
+        let filter = RuleFilter::new(snapshot.rule_set(), &rule);
         let period = match period_seconds {
             0 => TopEntities::DEFAULT_PERIOD,
             seconds => Duration::from_secs(seconds.into()),
@@ -307,8 +307,8 @@ impl AdminService for Service {
         let searched = SearchedValue::new(&value, prefix);
         let candidates = self.build(&caller, move || admin.candidates_for(&searched)).await?;
         let found = self.admin.find_entities(candidates).await;
-        let snapshot = self.admin.reloader.rules().load_full();
-        let mut names = KnownNames::new(snapshot.rules());
+        let snapshot = self.admin.reloader.snapshot().load_full();
+        let mut names = KnownNames::new(snapshot.rule_set());
         let entities = found.entities.into_iter().map(|entity| self.write_found(entity, &snapshot, &mut names));
         Ok(Response::new(api::FindEntitiesResponse { entities: entities.collect(), incomplete: found.is_incomplete }))
     }
@@ -377,7 +377,7 @@ impl AdminService for Service {
 
     async fn get_candidate(&self, _: Request<api::GetCandidateRequest>) -> MethodResult<api::GetCandidateResponse> {
         let error = self.admin.candidates.error().unwrap_or_default();
-        let snapshot = self.admin.reloader.rules().load_full();
+        let snapshot = self.admin.reloader.snapshot().load_full();
         let Some(candidate) = snapshot.candidate() else {
             return Ok(Response::new(api::GetCandidateResponse { error, ..Default::default() }));
         };
@@ -387,7 +387,7 @@ impl AdminService for Service {
             if counts.requested == 0 {
                 continue;
             }
-            let matched = rules.rules().rules().get(id);
+            let matched = rules.rule_set().rules().get(id);
             rule_outcomes.push(api::RuleOutcomes {
                 rule: matched.map(|matched| rule(matched, None)),
                 outcomes: Some(outcomes(counts)),
@@ -473,8 +473,8 @@ impl AdminService for Service {
         request: Request<api::GetRuleUsageRequest>,
     ) -> MethodResult<api::GetRuleUsageResponse> {
         let path = request.into_inner().path;
-        let snapshot = self.admin.reloader.rules().load_full();
-        let rule = snapshot.rules().rules().iter().find(|rule| rule.path() == path);
+        let snapshot = self.admin.reloader.snapshot().load_full();
+        let rule = snapshot.rule_set().rules().iter().find(|rule| rule.path() == path);
         let rule = rule.ok_or_else(|| Status::not_found(format!("there is no rule with the path {path:?}")))?;
         let (usages, failed) = self.admin.usage(rule).await;
         let mut by_share = vec![0; 11];
@@ -549,7 +549,7 @@ fn list_page(snapshot: &Snapshot, prefix: &str, page_token: &str, size: usize) -
         names.truncate(size);
         next_page_token = names.last().cloned().unwrap_or_default();
     }
-    let mut known = KnownNames::new(snapshot.rules());
+    let mut known = KnownNames::new(snapshot.rule_set());
     let mut overrides = Vec::new();
     for name in &names {
         if let Ok(target) = Target::parse(name)
@@ -574,7 +574,7 @@ fn top_entity(ranked: TopEntity, snapshot: &Snapshot) -> Option<api::TopEntity> 
     let Target::Limit { domain, entries: pairs } = ranked.target else {
         return None;
     };
-    let rule = snapshot.rules().rule_for(&domain, &entries(&pairs));
+    let rule = snapshot.rule_set().rule_for(&domain, &entries(&pairs));
     Some(api::TopEntity {
         rule_path: rule.map(crate::rules::Rule::path).unwrap_or_default(),
         descriptor: Some(descriptor(domain, pairs)),
@@ -595,7 +595,7 @@ impl Service {
         let Some(inspection) = inspection else {
             return found;
         };
-        if let Some(rule) = inspection.rule.and_then(|id| snapshot.rules().rules().get(id)) {
+        if let Some(rule) = inspection.rule.and_then(|id| snapshot.rule_set().rules().get(id)) {
             found.rule_path = rule.path();
         }
         for (origin, entry) in &inspection.overrides {

@@ -38,7 +38,7 @@ pub(super) fn write_outcome(outcome: &Outcome) -> api::SimulateResponse {
     rules.truncate(MAX_RULES);
     let mut simulated_rules = Vec::with_capacity(rules.len());
     for (id, hits) in rules {
-        simulated_rules.push(write_rule(snapshot.rules().rules().get(id), hits));
+        simulated_rules.push(write_rule(snapshot.rule_set().rules().get(id), hits));
     }
     let [denied, denied_before] = replay.denied;
     api::SimulateResponse {

@@ -16,12 +16,12 @@ pub(super) fn write(reloader: &Reloader) -> String {
     for line in status.last_error.iter().flat_map(|error| error.lines()) {
         text += &format!("# last error: {line}\n");
     }
-    let snapshot = reloader.rules().load_full();
+    let snapshot = reloader.snapshot().load_full();
     for (scope, mode, origin) in snapshot.modes().in_force() {
         let scope = Target::Switch(scope.clone()).to_string();
         text += &format!("# {scope} {}, origin: {}\n", mode.name(), origin.name());
     }
-    for rule in snapshot.rules().rules() {
+    for rule in snapshot.rule_set().rules() {
         let requests = rule.limit.as_ref().map(|limit| limit.requests()).unwrap_or_default();
         let (unit, multiplier) = match rule.limit.as_ref().map(|limit| limit.measure()) {
             Some(Measure::Rate { unit, multiplier }) => (unit.name().to_uppercase(), multiplier),

@@ -223,7 +223,7 @@ impl Candidate {
         now: Micros,
     ) {
         let snapshot = self.rules.load();
-        let rule = snapshot.rules().rules().get(sampled.rule).map(Rule::policy);
+        let rule = snapshot.rule_set().rules().get(sampled.rule).map(Rule::policy);
         self.newly_denied.record(worker, domain, descriptor, rule, false, now);
         let mut first = self.first_denied.lock();
         if first.len() < MAX_FIRST_DENIED {
@@ -245,7 +245,7 @@ impl Candidate {
         verdict: &Verdict,
     ) -> SmallVec<[SampledDescriptor; 2]> {
         let snapshot = self.rules.load();
-        let rules = snapshot.rules();
+        let rules = snapshot.rule_set();
         let shard_by = key::shard_by(rules, request.domain);
         let mut sampled = SmallVec::new();
         for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
@@ -287,7 +287,7 @@ impl Candidate {
                     return;
                 };
                 let snapshot = candidate.rules.load();
-                for (rule, outcomes) in snapshot.rules().rules().iter().zip(candidate.outcomes()) {
+                for (rule, outcomes) in snapshot.rule_set().rules().iter().zip(candidate.outcomes()) {
                     if outcomes.requested == 0 {
                         continue;
                     }

@@ -266,7 +266,7 @@ impl<S> Engine<S> {
         if entries.len() == 1 {
             return (entries, false);
         }
-        let mut orders = self.rules.load().rules().orders(domain, &entries);
+        let mut orders = self.rules.load().rule_set().orders(domain, &entries);
         let is_ambiguous = orders.len() > 1;
         (orders.drain(..).next().unwrap_or(entries), is_ambiguous)
     }

@@ -182,7 +182,7 @@ impl Replay {
     }
 
     fn of(rules: Evaluator, baseline: Option<Evaluator>) -> Self {
-        let rule_count = rules.engine.rules.load().rules().rules().len();
+        let rule_count = rules.engine.rules.load().rule_set().rules().len();
         let by_rule = (0..=rule_count).map(|_| RuleHits::default()).collect();
         Self {
             rules,
@@ -240,7 +240,7 @@ impl Replay {
         let RecordedRequest { at, request, .. } = recorded;
         let snapshot = self.rules.engine.rules.load();
         for (index, (descriptor, status)) in request.descriptors.iter().zip(&verdict.statuses).enumerate() {
-            let rule = snapshot.rules().rule_for(request.domain, &descriptor.entries);
+            let rule = snapshot.rule_set().rule_for(request.domain, &descriptor.entries);
             self.has_match |= rule.is_some() || status.limit.is_some();
             if descriptor.refund || descriptor.hits == 0 {
                 continue;

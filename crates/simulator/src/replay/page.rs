@@ -70,7 +70,7 @@ pub fn page(replay: &Replay, title: &str) -> String {
 
 /// Returns the labels and the limit of a rule, to name it on the page.
 fn rule_name(snapshot: &Snapshot, id: usize) -> String {
-    let Some(rule) = snapshot.rules().rules().get(id) else {
+    let Some(rule) = snapshot.rule_set().rules().get(id) else {
         return "(no rule)".to_owned();
     };
     let labels = rule.labels.join(".");
@@ -268,7 +268,7 @@ mod tests {
         (replay.requests, replay.denied) = (20, [10, 7]);
         for (key, newly_denied, newly_allowed) in [("a", 3, 0), ("b", 1, 1), ("c", 2, 2)] {
             let label = format!("api.{key}");
-            let id = replay.rules().rules().rules().iter().position(|rule| rule.labels.join(".") == label).unwrap();
+            let id = replay.rules().rule_set().rules().iter().position(|rule| rule.labels.join(".") == label).unwrap();
             let rule_hits = &mut replay.by_rule[id];
             rule_hits.descriptors = 1;
             rule_hits.hits = Hits { requested: 9, denied: 4, newly_denied, newly_allowed };

@@ -179,7 +179,7 @@ impl RuleTable {
     /// Returns the activity of the rules with the most denied requests, for other instances.
     pub(super) fn report(&mut self, snapshot: &Snapshot, now: Micros) -> Vec<RuleReport> {
         let mut used = Vec::new();
-        for (totals, rule) in snapshot.rule_totals().zip(snapshot.rules().rules()) {
+        for (totals, rule) in snapshot.rule_totals().zip(snapshot.rule_set().rules()) {
             if totals.get().is_some() {
                 let hits = self.hits_of(&totals, now);
                 used.push((rule, totals.id(), hits));
@@ -387,7 +387,7 @@ fn candidate_outcomes(snapshot: &Snapshot) -> Option<HashMap<String, Outcomes>> 
     let candidate = snapshot.candidate()?;
     let rules = candidate.rules();
     let mut by_path = HashMap::new();
-    for (rule, outcomes) in rules.rules().rules().iter().zip(candidate.outcomes()) {
+    for (rule, outcomes) in rules.rule_set().rules().iter().zip(candidate.outcomes()) {
         if outcomes.requested > 0 {
             by_path.insert(rule.path(), outcomes);
         }
