@@ -6,7 +6,7 @@ use super::{AppError, rules::Rules, store::StoreSetup, telemetry::Telemetry};
 use crate::{
     engine::{Engine, Settings as DecisionSettings, Statistics, TopEntities, ValueHash},
     metrics::WorkerId,
-    service::{Clock, Decisions, Recorder, decisions, read_hash_key, reload::Reloader},
+    service::{Clock, Decisions, Recorder, decisions, read_hash_key, reload::RulesInForce},
     settings::Settings,
     store::{AnyStore, Memory},
     transport::HeaderStyle,
@@ -25,7 +25,7 @@ pub(super) struct EngineFactory {
     pub(super) clock: Clock,
     statistics: Arc<Statistics>,
     top: Arc<TopEntities>,
-    reloader: Arc<Reloader>,
+    in_force: Arc<RulesInForce>,
     decisions: Arc<DecisionSettings>,
     metrics: Arc<decisions::Metrics>,
 }
@@ -63,7 +63,7 @@ impl EngineFactory {
             clock,
             statistics: Arc::clone(&telemetry.statistics),
             top: TopEntities::new(recorders),
-            reloader: Arc::clone(&rules.reloader),
+            in_force: Arc::clone(&rules.in_force),
             decisions: Arc::new(decisions),
             metrics: Arc::clone(&telemetry.decision_metrics),
         })
@@ -86,7 +86,7 @@ impl EngineFactory {
             scope: "",
             store: self.store.connect(worker),
             local: Arc::clone(&self.local),
-            rules: Arc::clone(self.reloader.snapshot()),
+            rules: Arc::clone(self.in_force.snapshot()),
             statistics: Arc::clone(&self.statistics),
             top: Some(Arc::clone(&self.top)),
             settings: Arc::clone(&self.decisions),

@@ -118,7 +118,7 @@ impl Service {
 
         observe(&telemetry, rules, &engines, &servers, &operators);
         start_periodic(tasks, rules, &servers, &operators);
-        let statsd = telemetry.start_statsd(&rules.reloader);
+        let statsd = telemetry.start_statsd(&rules.in_force);
         let cluster = cluster::start(settings, &engines, &telemetry, &operators, tasks).await?;
         if cluster.is_some() {
             // Rules that were promoted on another instance apply from the first decision on.
@@ -154,7 +154,7 @@ fn observe(
 
 /// Starts the tasks that keep rules, overrides, candidate rules, resources, leases and activity up to date.
 fn start_periodic(tasks: &mut Tasks, rules: &Rules, servers: &Servers, operators: &OperatorServices) {
-    tasks.spawn(&tasks::RELOAD, Arc::clone(&rules.reloader).follow());
+    tasks.spawn(&tasks::RELOAD, Arc::clone(&rules.in_force).follow());
     tasks.spawn(&tasks::RESOURCES, servers.reports().clone().follow());
     tasks.spawn(&tasks::UPKEEP, tasks::keep_up(servers.store().clone(), servers.clock().clone()));
     tasks.spawn(&tasks::OVERRIDES, Arc::clone(&operators.overrides).follow());

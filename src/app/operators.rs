@@ -35,14 +35,14 @@ impl OperatorServices {
         engines: &EngineFactory,
     ) -> Result<Self, AppError> {
         let clock = telemetry.clock.clone();
-        let reloader = Arc::clone(&rules.reloader);
+        let in_force = Arc::clone(&rules.in_force);
         let override_store = OverrideStore::for_counters(store, Journal::new(settings.overrides.file.clone()));
         let overrides = OverrideSync::new(
             override_store,
             settings.overrides.clone(),
             rules.options,
             clock.clone(),
-            Arc::clone(&reloader),
+            Arc::clone(&in_force),
             engines.value_hash(),
         );
         overrides.start().await?;
@@ -50,7 +50,7 @@ impl OperatorServices {
         let recorders = telemetry.workers + 1;
         let candidates = Candidates::new(
             Arc::clone(&overrides),
-            Arc::clone(&reloader),
+            Arc::clone(&in_force),
             rules.resources(),
             clock.clone(),
             recorders,
@@ -64,12 +64,12 @@ impl OperatorServices {
             top: engines.top(),
             store: store.clone(),
             overrides: Arc::clone(&overrides),
-            reloader: Arc::clone(&reloader),
+            in_force: Arc::clone(&in_force),
             clock: clock.clone(),
         };
         let activity = Activity::new(sources, &activity::instance_name(grpc_port));
         let recorded = settings.record.dir.clone();
-        let simulator = Simulator::new(reloader, Arc::clone(&overrides), clock, rules.options, recorded);
+        let simulator = Simulator::new(in_force, Arc::clone(&overrides), clock, rules.options, recorded);
         Ok(Self { overrides, candidates, activity, simulator })
     }
 

@@ -15,7 +15,7 @@ use crate::{
         Options, SourceFile,
         source::{FileFilter, Source},
     },
-    service::reload::Reloader,
+    service::reload::RulesInForce,
     settings::Settings,
     transport::xds,
 };
@@ -40,7 +40,7 @@ pub(crate) fn source(settings: &Settings) -> Source {
 
 /// The rules in force, and the component that loads them.
 pub(super) struct Rules {
-    pub(super) reloader: Arc<Reloader>,
+    pub(super) in_force: Arc<RulesInForce>,
     pub(super) options: Options,
     resources: Arc<Resources>,
     control_plane: Option<Arc<xds::Client>>,
@@ -58,13 +58,13 @@ impl Rules {
         let resources = Arc::new(Resources::default());
         let clock = telemetry.clock.clone();
         let statistics = Arc::clone(&telemetry.statistics);
-        let reloader = Reloader::start(source(settings), options, clock, statistics, Arc::clone(&resources));
-        let reloader = reloader.map_err(AppError::Rules)?;
-        let control_plane = xds::Client::new(&settings.rules.xds, &reloader)?;
+        let in_force = RulesInForce::start(source(settings), options, clock, statistics, Arc::clone(&resources));
+        let in_force = in_force.map_err(AppError::Rules)?;
+        let control_plane = xds::Client::new(&settings.rules.xds, &in_force)?;
         if let Some(client) = &control_plane {
             tasks.spawn(&tasks::CONTROL_PLANE, Arc::clone(client).run());
         }
-        Ok(Self { reloader, options, resources, control_plane })
+        Ok(Self { in_force, options, resources, control_plane })
     }
 
     /// Waits until there are rules, unless the service may start without them. Returns `false` if a signal arrives
@@ -74,7 +74,7 @@ impl Rules {
             return true;
         }
         tokio::select! {
-            () = self.reloader.wait_until_loaded() => true,
+            () = self.in_force.wait_until_loaded() => true,
             () = signals.next() => false,
         }
     }
@@ -86,7 +86,7 @@ impl Rules {
 
     /// Registers the metrics of reloads and of the control plane.
     pub(super) fn observe(&self, meter: &dyn Meter) {
-        self.reloader.observe(meter);
+        self.in_force.observe(meter);
         if let Some(client) = &self.control_plane {
             client.observe(meter);
         }

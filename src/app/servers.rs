@@ -19,7 +19,7 @@ use super::{
 use crate::{
     metrics::{Meter, WorkerId},
     process::{Pauses, Stalls},
-    service::{Admin, Clock, Decisions, Quotas, ResourceReports, reload::Reloader},
+    service::{Admin, Clock, Decisions, Quotas, ResourceReports, reload::RulesInForce},
     settings::Settings,
     store::{self, AnyStore},
     telemetry::MetricsPage,
@@ -57,7 +57,7 @@ impl Servers {
     ) -> Result<Self, AppError> {
         let input = settings.input.budget();
         let http = http::Server::bind(&settings.http, &input).await?;
-        let page = telemetry.meters.page(&settings.telemetry.prometheus, telemetry.totals(&rules.reloader))?;
+        let page = telemetry.meters.page(&settings.telemetry.prometheus, telemetry.totals(&rules.in_force))?;
         let errors = Arc::<CallerErrors>::default();
         let streams = settings.input.streams();
         let mut grpc = grpc::Server::bind(settings.grpc.clone(), &input, &streams, Arc::clone(&errors)).await?;
@@ -153,11 +153,11 @@ impl Servers {
         let store = decisions.engine.store.clone();
         let clock = decisions.clock.clone();
         let OperatorServices { overrides, candidates, activity, simulator } = operators;
-        let reloader = Arc::clone(&rules.reloader);
+        let in_force = Arc::clone(&rules.in_force);
         let actions = Admin {
             engine: decisions.engine.clone(),
             overrides: Arc::clone(&overrides),
-            reloader: Arc::clone(&reloader),
+            in_force: Arc::clone(&in_force),
             candidates,
             activity,
             simulator,
@@ -171,7 +171,7 @@ impl Servers {
         let leaving = Arc::new(AtomicBool::new(false));
         let needs_rules = settings.rules.required_for_health;
         if needs_rules {
-            tasks.spawn(&tasks::HEALTH, follow_rules(health.clone(), Arc::clone(&reloader), Arc::clone(&leaving)));
+            tasks.spawn(&tasks::HEALTH, follow_rules(health.clone(), Arc::clone(&in_force), Arc::clone(&leaving)));
         }
         let handlers = http::Handlers {
             decisions,
@@ -179,7 +179,7 @@ impl Servers {
             reports,
             limits: settings.grpc.limits,
             response: settings.response.clone(),
-            reloader,
+            in_force,
             overrides,
             page,
             pages: http::LargePages::default(),
@@ -224,7 +224,7 @@ pub(super) struct RunningServers {
 }
 
 /// Reports `NOT_SERVING` by gRPC for as long as no domain has rules, until the service stops.
-async fn follow_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: Arc<AtomicBool>) {
+async fn follow_rules(health: HealthReporter, in_force: Arc<RulesInForce>, leaving: Arc<AtomicBool>) {
     let mut tick = interval(tasks::HEALTH_INTERVAL);
     let mut reported = true;
     loop {
@@ -232,7 +232,7 @@ async fn follow_rules(health: HealthReporter, reloader: Arc<Reloader>, leaving: 
         if leaving.load(Relaxed) {
             return;
         }
-        let has_domains = reloader.has_domains();
+        let has_domains = in_force.has_domains();
         if has_domains != reported {
             let status = if has_domains { ServingStatus::Serving } else { ServingStatus::NotServing };
             set_health(&health, status).await;

@@ -8,7 +8,7 @@ use super::AppError;
 use crate::{
     engine::{Statistics, StatisticsSettings},
     metrics::{Totals, WorkerId},
-    service::{Clock, decisions, reload::Reloader},
+    service::{Clock, decisions, reload::RulesInForce},
     settings::Settings,
     store,
     telemetry::{Meters, Statsd, Traces},
@@ -59,15 +59,15 @@ impl Telemetry {
     }
 
     /// Returns a function that sums up the metrics of envoyproxy/ratelimit, for statsd and mapping files.
-    pub(super) fn totals(&self, reloader: &Arc<Reloader>) -> impl Fn() -> Totals + Clone + Send + Sync + 'static {
+    pub(super) fn totals(&self, in_force: &Arc<RulesInForce>) -> impl Fn() -> Totals + Clone + Send + Sync + 'static {
         let statistics = Arc::clone(&self.statistics);
         let metrics = Arc::clone(&self.decision_metrics);
-        let reloader = Arc::clone(reloader);
+        let in_force = Arc::clone(in_force);
         move || {
             let mut totals = Totals::new();
             statistics.add_totals(&mut totals);
             metrics.add_totals(&mut totals);
-            reloader.add_totals(&mut totals);
+            in_force.add_totals(&mut totals);
             totals
         }
     }
@@ -75,11 +75,11 @@ impl Telemetry {
     /// Starts to export to statsd, if the settings name one.
     ///
     /// It is not in the list of background tasks, because its last export follows the end of the servers.
-    pub(super) fn start_statsd(&mut self, reloader: &Arc<Reloader>) -> Option<StatsdExport> {
+    pub(super) fn start_statsd(&mut self, in_force: &Arc<RulesInForce>) -> Option<StatsdExport> {
         let statsd = self.statsd.take()?;
         let (stop, stopping) = watch::channel(false);
         let latency = Arc::clone(self.decision_metrics.latency());
-        let task = tokio::spawn(statsd.run(self.totals(reloader), latency, stopping));
+        let task = tokio::spawn(statsd.run(self.totals(in_force), latency, stopping));
         Some(StatsdExport { stop, task })
     }
 

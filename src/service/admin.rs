@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use super::{
     Activity, Candidates, Clock, OverrideSync, Simulator,
     overrides::{AppliedChange, ChangeError, ChangeInfo, ChangeRequest},
-    reload::Reloader,
+    reload::RulesInForce,
 };
 use crate::{
     engine::{
@@ -69,7 +69,7 @@ pub struct Admin {
     /// The overrides.
     pub overrides: Arc<OverrideSync>,
     /// The rules in force.
-    pub reloader: Arc<Reloader>,
+    pub in_force: Arc<RulesInForce>,
     /// The candidate rules.
     pub candidates: Arc<Candidates>,
     /// What was decided in the last hour.
@@ -124,7 +124,7 @@ impl Admin {
     /// Returns a warning for each request that sets an override with a name that the rules in force do not have.
     #[must_use]
     pub fn unknown_names(&self, requests: &[ChangeRequest]) -> Vec<String> {
-        let snapshot = self.reloader.snapshot().load();
+        let snapshot = self.in_force.snapshot().load();
         if snapshot.awaits_rules() {
             return Vec::new();
         }
@@ -310,23 +310,23 @@ descriptors:
         let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
         let source = Source::BuiltIn(vec![SourceFile { name: "a.yaml".into(), text: rules.into() }]);
         let options = Options::default();
-        let reloader =
-            Reloader::start(source, options, clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
+        let in_force =
+            RulesInForce::start(source, options, clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
         let memory = || Arc::new(Memory::new(&memory::Settings { max_counters: 10_000 }));
         let engine = Engine {
             worker: WorkerId(0),
             scope: "",
             store: AnyStore::Memory(memory()),
             local: memory(),
-            rules: Arc::clone(reloader.snapshot()),
+            rules: Arc::clone(in_force.snapshot()),
             statistics: Arc::clone(&statistics),
             top: Some(TopEntities::new(1)),
             settings: Arc::default(),
         };
         let journal = OverrideStore::Journal(Arc::new(Mutex::new(Journal::new(None))));
         let settings = overrides::Settings::default();
-        let overrides = OverrideSync::new(journal, settings, options, clock.clone(), Arc::clone(&reloader), None);
-        let (reloaded, synced) = (Arc::clone(&reloader), Arc::clone(&overrides));
+        let overrides = OverrideSync::new(journal, settings, options, clock.clone(), Arc::clone(&in_force), None);
+        let (reloaded, synced) = (Arc::clone(&in_force), Arc::clone(&overrides));
         let candidates = Candidates::new(synced, reloaded, Arc::default(), clock.clone(), 1, (None, 0.0));
         let sources = activity::Sources {
             decision_metrics: decisions::Metrics::new(1),
@@ -335,12 +335,12 @@ descriptors:
             top: engine.top.clone().unwrap(),
             store: engine.store.clone(),
             overrides: Arc::clone(&overrides),
-            reloader: Arc::clone(&reloader),
+            in_force: Arc::clone(&in_force),
             clock: clock.clone(),
         };
         let activity = Activity::new(sources, "here:1");
-        let simulator = Simulator::new(Arc::clone(&reloader), Arc::clone(&overrides), clock.clone(), options, None);
-        Admin { engine, overrides, reloader, candidates, activity, simulator, clock }
+        let simulator = Simulator::new(Arc::clone(&in_force), Arc::clone(&overrides), clock.clone(), options, None);
+        Admin { engine, overrides, in_force, candidates, activity, simulator, clock }
     }
 
     /// Advances the clock.
@@ -364,7 +364,7 @@ descriptors:
             (0..2).for_each(|_| ask(&admin, "user", &user.to_string()));
         }
         ask(&admin, "path", "/a");
-        let snapshot = admin.reloader.snapshot().load_full();
+        let snapshot = admin.in_force.snapshot().load_full();
         let rule = snapshot.rule_set().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
         let entries = vec![("path".to_owned(), "/a".to_owned())];
         let expected = EntityUsage { domain: "api".into(), entries, used: 1, limit: 4 };
@@ -382,7 +382,7 @@ descriptors:
         let shared = local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Own, Arc::clone(&metrics.local));
         let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
         let admin = Admin { engine: admin.engine.with_store(store), ..admin };
-        let snapshot = admin.reloader.snapshot().load_full();
+        let snapshot = admin.in_force.snapshot().load_full();
         let rule = snapshot.rule_set().rules().iter().find(|rule| rule.path() == "api.path").unwrap();
         assert_eq!(admin.usage(rule).await, (Vec::new(), 2));
     }

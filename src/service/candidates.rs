@@ -20,7 +20,7 @@ use super::{
         ChangeError, ChangeInfo, ChangeRequest,
         rule_sets::{DIRECTORY, MAX_RULE_SET_BYTES, digest_in, digest_of, parse_candidate},
     },
-    reload::Reloader,
+    reload::RulesInForce,
 };
 use crate::{
     debounce::Debounce,
@@ -79,7 +79,7 @@ pub enum CandidateError {
 /// Evaluates and promotes candidate rules according to the overrides.
 pub struct Candidates {
     overrides: Arc<OverrideSync>,
-    reloader: Arc<Reloader>,
+    in_force: Arc<RulesInForce>,
     resources: Arc<Resources>,
     clock: Clock,
     workers: usize,
@@ -105,14 +105,14 @@ impl Candidates {
     #[must_use]
     pub fn new(
         overrides: Arc<OverrideSync>,
-        reloader: Arc<Reloader>,
+        in_force: Arc<RulesInForce>,
         resources: Arc<Resources>,
         clock: Clock,
         workers: usize,
         (directory, share): (Option<PathBuf>, f64),
     ) -> Arc<Self> {
         let state = Mutex::default();
-        Arc::new(Self { overrides, reloader, resources, clock, workers, directory, share, state })
+        Arc::new(Self { overrides, in_force, resources, clock, workers, directory, share, state })
     }
 
     /// Polls the overrides and the directory. Never returns.
@@ -136,7 +136,7 @@ impl Candidates {
     /// Puts the promoted rules in force and starts or stops evaluating candidate rules, as the overrides specify.
     pub async fn poll(&self, directory_changed: bool) {
         let (in_force, candidate) = {
-            let snapshot = self.reloader.snapshot().load();
+            let snapshot = self.in_force.snapshot().load();
             let in_force = slot_value(&snapshot, RuleSetSlot::InForce).filter(|value| value != DIRECTORY);
             (in_force, slot_value(&snapshot, RuleSetSlot::Candidate))
         };
@@ -162,7 +162,7 @@ impl Candidates {
                 }
                 Some(_) => {}
                 None if active.is_some() => {
-                    self.reloader.set_candidate(None);
+                    self.in_force.set_candidate(None);
                     self.state().active = None;
                 }
                 None => {}
@@ -175,8 +175,8 @@ impl Candidates {
             Some(digest) => Some(self.fetch(digest).await?),
             None => None,
         };
-        let reloader = Arc::clone(&self.reloader);
-        run_on_compile_thread(move || reloader.promote(files)).await.map_err(CandidateError::Thread)?;
+        let in_force = Arc::clone(&self.in_force);
+        run_on_compile_thread(move || in_force.promote(files)).await.map_err(CandidateError::Thread)?;
         self.state().in_force = digest;
         Ok(())
     }
@@ -191,25 +191,25 @@ impl Candidates {
     async fn start_directory(&self, directory: PathBuf) -> Result<(), CandidateError> {
         // A directory that cannot be read ends no evaluation, a missing one does.
         if directory.try_exists().is_ok_and(|exists| !exists) {
-            self.reloader.set_candidate(None);
+            self.in_force.set_candidate(None);
             return Ok(());
         }
         let read = run_on_compile_thread(move || Source::directory(directory).read()).await;
         let files = read.map_err(CandidateError::Thread)??;
         if files.is_empty() {
-            self.reloader.set_candidate(None);
+            self.in_force.set_candidate(None);
             return Ok(());
         }
         self.start(files, self.share).await
     }
 
     async fn start(&self, files: Vec<SourceFile>, share: f64) -> Result<(), CandidateError> {
-        let options = self.reloader.options();
+        let options = self.in_force.options();
         let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
         let (rules, _) = compiled.map_err(CandidateError::Thread)?.map_err(LoadError::Invalid)?;
         let count = rules.rules().len();
         let candidate = Candidate::new(rules, share, self.clock.now(), self.workers, &self.resources);
-        self.reloader.set_candidate(Some(candidate));
+        self.in_force.set_candidate(Some(candidate));
         tracing::info!(rules = count, share, "evaluating candidate rules");
         Ok(())
     }
@@ -229,7 +229,7 @@ impl Candidates {
             return Err(CandidateError::Share);
         }
         let (digest, text) = serialize_rule_set(&files)?;
-        let options = self.reloader.options();
+        let options = self.in_force.options();
         let compiled = run_on_compile_thread(move || rules::compile(&files, options)).await;
         let (_, warnings) = compiled.map_err(CandidateError::Thread)?.map_err(LoadError::Invalid)?;
         self.overrides.store().put_rule_set(&digest, &text).await?;
@@ -259,7 +259,7 @@ impl Candidates {
             (Some(value), _) => parse_candidate(&value).ok_or(CandidateError::NoCandidate)?.0.to_owned(),
             (None, Some(directory)) => {
                 let files = Source::directory(directory.clone()).read()?;
-                rules::compile(&files, self.reloader.options()).map_err(LoadError::Invalid)?;
+                rules::compile(&files, self.in_force.options()).map_err(LoadError::Invalid)?;
                 let (digest, text) = serialize_rule_set(&files)?;
                 self.overrides.store().put_rule_set(&digest, &text).await?;
                 digest
@@ -294,8 +294,8 @@ impl Candidates {
 
     /// Registers the metrics of the candidate rules with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
-        let reloader = Arc::clone(&self.reloader);
-        Candidate::observe_metrics(move || reloader.snapshot().load().candidate().cloned(), meter);
+        let in_force = Arc::clone(&self.in_force);
+        Candidate::observe_metrics(move || in_force.snapshot().load().candidate().cloned(), meter);
     }
 
     /// Sets or clears slots in one change, and deletes rule sets that no slot names any more.
@@ -326,7 +326,7 @@ impl Candidates {
     }
 
     fn value(&self, slot: RuleSetSlot) -> Option<String> {
-        slot_value(&self.reloader.snapshot().load(), slot)
+        slot_value(&self.in_force.snapshot().load(), slot)
     }
 
     fn digests(&self) -> Vec<String> {
@@ -421,7 +421,7 @@ mod tests {
 
     /// Returns the path of the first rule in force, and of the first candidate rule.
     fn rules(admin: &Admin) -> (String, Option<String>) {
-        let snapshot = admin.reloader.snapshot().load_full();
+        let snapshot = admin.in_force.snapshot().load_full();
         let candidate = snapshot.candidate().map(|candidate| candidate.rules().rule_set().rules()[0].path());
         (snapshot.rule_set().rules()[0].path(), candidate)
     }
@@ -482,21 +482,21 @@ mod tests {
     #[tokio::test]
     async fn a_poll_without_changes_keeps_the_snapshot() {
         let admin = admin(&text("first"));
-        let before = admin.reloader.snapshot().load_full();
+        let before = admin.in_force.snapshot().load_full();
         admin.candidates.poll(false).await;
-        assert!(Arc::ptr_eq(&before, &admin.reloader.snapshot().load_full()));
+        assert!(Arc::ptr_eq(&before, &admin.in_force.snapshot().load_full()));
     }
 
     #[tokio::test]
     async fn a_directory_is_evaluated_from_the_start_only_if_it_changes() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a.yaml"), text("other")).unwrap();
-        let Admin { overrides, reloader, clock, .. } = admin(&text("first"));
+        let Admin { overrides, in_force, clock, .. } = admin(&text("first"));
         let directory = (Some(folder.path().to_owned()), 0.5);
-        let candidates = Candidates::new(overrides, Arc::clone(&reloader), Arc::default(), clock, 1, directory);
+        let candidates = Candidates::new(overrides, Arc::clone(&in_force), Arc::default(), clock, 1, directory);
         let poll = async |directory_changed| {
             candidates.poll(directory_changed).await;
-            reloader.snapshot().load().candidate().cloned().expect("candidate rules")
+            in_force.snapshot().load().candidate().cloned().expect("candidate rules")
         };
         let first = poll(false).await;
         assert!(Arc::ptr_eq(&first, &poll(false).await));

@@ -1,4 +1,4 @@
-//! [`Reloader`]: reads rules from their source, compiles them, and swaps them in. If new rules are invalid, the
+//! [`RulesInForce`]: reads rules from their source, compiles them, and swaps them in. If new rules are invalid, the
 //! previous rules stay in force.
 //!
 //! The directory is polled four times a second. It is read when two consecutive polls agree, so a file that an editor
@@ -50,7 +50,7 @@ struct ActiveLayers {
 }
 
 /// Holds the rules in force, and replaces them when their source changes.
-pub struct Reloader {
+pub struct RulesInForce {
     source: Source,
     /// Fingerprint of the directory before it was first read.
     first_fingerprint: Option<Fingerprint>,
@@ -68,8 +68,8 @@ pub struct Reloader {
     failures: Counter,
 }
 
-impl Reloader {
-    /// Creates a reloader, and loads the first rules unless they are pushed later.
+impl RulesInForce {
+    /// Creates the holder of rules, and loads the first ones unless they are pushed later.
     ///
     /// # Errors
     ///

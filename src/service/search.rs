@@ -126,7 +126,7 @@ impl Admin {
     /// Returns the entities that may have a value. With a million overrides this takes long.
     #[must_use]
     pub fn candidates_for(&self, searched: &SearchedValue) -> Candidates {
-        let snapshot = self.reloader.snapshot().load_full();
+        let snapshot = self.in_force.snapshot().load_full();
         let mut candidates = Candidates::default();
         candidates.add_overrides(&snapshot, searched);
         for rank_by in [RankBy::Denied, RankBy::Requested] {

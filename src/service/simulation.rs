@@ -11,7 +11,7 @@ use tokio::sync::Semaphore;
 use super::{
     Clock,
     overrides::{ChangeRequest, OverrideSync},
-    reload::Reloader,
+    reload::RulesInForce,
 };
 use crate::{
     engine::{Overrides, overrides::OverrideError},
@@ -99,7 +99,7 @@ fn list(diagnostics: &[Diagnostic]) -> String {
 
 /// Replays requests, one simulation at a time.
 pub struct Simulator {
-    reloader: Arc<Reloader>,
+    in_force: Arc<RulesInForce>,
     overrides: Arc<OverrideSync>,
     clock: Clock,
     options: Options,
@@ -119,13 +119,13 @@ impl Simulator {
     /// Creates a simulator. `recorded` is the directory of the recorded requests.
     #[must_use]
     pub fn new(
-        reloader: Arc<Reloader>,
+        in_force: Arc<RulesInForce>,
         overrides: Arc<OverrideSync>,
         clock: Clock,
         options: Options,
         recorded: Option<PathBuf>,
     ) -> Arc<Self> {
-        Arc::new(Self { reloader, overrides, clock, options, recorded, permit: Arc::new(Semaphore::new(1)) })
+        Arc::new(Self { in_force, overrides, clock, options, recorded, permit: Arc::new(Semaphore::new(1)) })
     }
 
     /// Returns whether this instance records requests.
@@ -166,7 +166,7 @@ impl Simulator {
     }
 
     fn setup(&self, simulation: &Simulation) -> Result<Setup, SimulationError> {
-        let snapshot = self.reloader.snapshot().load_full();
+        let snapshot = self.in_force.snapshot().load_full();
         let rules = match &simulation.files {
             Some(files) => rules::compile(files, self.options).map_err(SimulationError::Rules)?.0,
             None => snapshot.rule_set().clone(),
@@ -293,8 +293,8 @@ mod tests {
     fn an_instance_with_a_directory_records_requests() {
         let admin = admin(RULES);
         let with = |recorded| {
-            let (reloader, overrides) = (Arc::clone(&admin.reloader), Arc::clone(&admin.overrides));
-            Simulator::new(reloader, overrides, admin.clock.clone(), Options::default(), recorded).records_requests()
+            let (in_force, overrides) = (Arc::clone(&admin.in_force), Arc::clone(&admin.overrides));
+            Simulator::new(in_force, overrides, admin.clock.clone(), Options::default(), recorded).records_requests()
         };
         assert_eq!((with(None), with(Some("traffic".into()))), (false, true));
     }

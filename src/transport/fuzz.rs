@@ -43,7 +43,7 @@ use crate::{
     service::{
         Clock, Decisions, Quotas, ResourceReports, decisions,
         quotas::{BucketAction, Settings as QuotaSettings},
-        reload::Reloader,
+        reload::RulesInForce,
     },
     store::{AnyStore, Memory, memory},
     telemetry::Traces,
@@ -97,8 +97,8 @@ impl Service {
         let clock = Clock::Manual(Arc::new(AtomicU64::new(1_763_672_400_000_000)));
         let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
         let source = Source::BuiltIn(vec![SourceFile { name: "rules.yaml".into(), text: RULES.into() }]);
-        let reloader =
-            Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default())
+        let in_force =
+            RulesInForce::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default())
                 .unwrap_or_else(|error| panic!("fuzz/rules.yaml: {error}"));
         let memory = Arc::new(Memory::new(&memory::Settings { max_counters: 10_000 }));
         let engine = Engine {
@@ -106,7 +106,7 @@ impl Service {
             scope: "",
             store: AnyStore::Memory(Arc::clone(&memory)),
             local: memory,
-            rules: Arc::clone(reloader.snapshot()),
+            rules: Arc::clone(in_force.snapshot()),
             statistics,
             top: Some(TopEntities::new(1)),
             settings: Arc::default(),

@@ -15,7 +15,7 @@ use sluicegate::{
     engine::{self, Code, Descriptor, Engine, Request, Statistics, StatisticsSettings},
     metrics::WorkerId,
     rules::{Entry, Limit, Measure, Options, SourceFile, Unit, source::Source},
-    service::{Clock, Decisions, decisions, reload::Reloader},
+    service::{Clock, Decisions, decisions, reload::RulesInForce},
     store::{AnyStore, Memory, memory},
 };
 
@@ -61,9 +61,10 @@ fn service(recording: &Recording, store: AnyStore, now: &Arc<AtomicU64>) -> Deci
     let settings = StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 };
     let statistics = Statistics::new(1, settings);
     let source = Source::BuiltIn(files.collect());
-    let reloader =
-        Reloader::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default()).unwrap();
-    let rules = Arc::clone(reloader.snapshot());
+    let in_force =
+        RulesInForce::start(source, Options::default(), clock.clone(), Arc::clone(&statistics), Arc::default())
+            .unwrap();
+    let rules = Arc::clone(in_force.snapshot());
     let local = Arc::new(Memory::new(&memory::Settings::default()));
     let engine =
         Engine { worker: WorkerId(0), scope: "", store, local, rules, statistics, top: None, settings: Arc::default() };

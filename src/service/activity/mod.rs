@@ -52,7 +52,7 @@ use self::{
     tables::{MAX_UNMATCHED, Tables},
     unmatched::UnmatchedTable,
 };
-use super::{Clock, OverrideSync, decisions, reload::Reloader};
+use super::{Clock, OverrideSync, decisions, reload::RulesInForce};
 use crate::{
     algorithm::Micros,
     engine::{
@@ -84,7 +84,7 @@ pub struct Sources {
     /// The overrides.
     pub overrides: Arc<OverrideSync>,
     /// The rules in force.
-    pub reloader: Arc<Reloader>,
+    pub in_force: Arc<RulesInForce>,
     /// The clock.
     pub clock: Clock,
 }
@@ -207,7 +207,7 @@ impl Activity {
     /// need an update.
     fn poll(&self, read_counts: bool) -> bool {
         let now = self.sources.clock.now();
-        let snapshot = self.sources.reloader.snapshot().load_full();
+        let snapshot = self.sources.in_force.snapshot().load_full();
         // A query of the rules may hold this lock for a while; the next poll tries again.
         if let Some(mut rules) = self.rules.try_lock() {
             rules.tick(&snapshot, now);
@@ -239,7 +239,7 @@ impl Activity {
         let rules = snapshot.rule_set();
         let observed = Observed {
             now,
-            rules: self.sources.reloader.status(),
+            rules: self.sources.in_force.status(),
             rule_counts: (rules.rules().len(), rules.domains()),
             servers: self.sources.store.servers(),
             changes,
@@ -273,7 +273,7 @@ impl Activity {
     /// Returns the activity of this instance for other instances.
     fn report(&self) -> Report {
         let now = self.sources.clock.now();
-        let snapshot = self.sources.reloader.snapshot().load_full();
+        let snapshot = self.sources.in_force.snapshot().load_full();
         let rules = self.rules.lock().report(&snapshot, now);
         let unmatched = self.unmatched.lock().list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
         let state = self.state.lock();
@@ -411,7 +411,7 @@ impl Activity {
     /// Returns rows of the tree of rules with the activity of each rule. May take some milliseconds per 10,000 rules.
     #[must_use]
     pub fn list_rules(&self, query: &RuleQuery) -> RuleList {
-        let snapshot = self.sources.reloader.snapshot().load_full();
+        let snapshot = self.sources.in_force.snapshot().load_full();
         let others = self.others(query.all_instances);
         let instances = self.names(&others);
         let reports = others.iter().flat_map(|report| &report.tables.rules);

@@ -11,7 +11,7 @@ use crate::{
     engine::{Override, Overrides, ValueHash, overrides::Target},
     metrics::{Counter, LogThrottle, WorkerId, chain},
     rules::Options,
-    service::{Clock, reload::Reloader},
+    service::{Clock, reload::RulesInForce},
     store::{
         StoreError,
         overrides::{MAX_CHANGES, OverrideChange, Versioned},
@@ -23,7 +23,7 @@ use parking_lot::Mutex;
 pub(super) struct Context {
     pub(super) options: Options,
     pub(super) clock: Clock,
-    pub(super) reloader: Arc<Reloader>,
+    pub(super) in_force: Arc<RulesInForce>,
     /// Replaces values of entities in the log, if they are hashed.
     value_hash: Option<ValueHash>,
     status: Mutex<Status>,
@@ -37,13 +37,13 @@ impl Context {
     pub(super) fn new(
         options: Options,
         clock: Clock,
-        reloader: Arc<Reloader>,
+        in_force: Arc<RulesInForce>,
         value_hash: Option<ValueHash>,
     ) -> Arc<Self> {
         Arc::new(Self {
             options,
             clock,
-            reloader,
+            in_force,
             value_hash,
             status: Mutex::default(),
             unreadable: Counter::new(1),
@@ -88,7 +88,7 @@ impl Context {
 
     /// Puts overrides in force.
     pub(super) fn publish(&self, overrides: &Overrides) {
-        self.reloader.set_overrides(overrides.clone());
+        self.in_force.set_overrides(overrides.clone());
     }
 
     /// Reads an override of a change. Returns `None` if its target cannot be read, so that there is nothing to change.
@@ -162,7 +162,7 @@ impl Context {
     /// Publishes a snapshot if a switch has expired since the last one.
     pub(super) fn publish_expired_switches(&self, overrides: &Overrides) {
         let in_force = overrides.switches_in_force(self.clock.now());
-        if !self.reloader.snapshot().load().modes().in_force().iter().eq(&in_force) {
+        if !self.in_force.snapshot().load().modes().in_force().iter().eq(&in_force) {
             self.publish(overrides);
         }
     }

@@ -357,7 +357,7 @@ mod tests {
     }
 
     fn mode(member: &OverrideSync) -> Option<&'static str> {
-        member.context.reloader.snapshot().load().modes().in_force().first().map(|(_, mode, _)| mode.name())
+        member.context.in_force.snapshot().load().modes().in_force().first().map(|(_, mode, _)| mode.name())
     }
 
     /// An earlier release has written it.
@@ -430,7 +430,7 @@ mod tests {
         set(&*start(&path).await, "off").await.unwrap();
         let restarted = start(&path).await;
         assert_eq!(restarted.status().version, 1);
-        assert_eq!(restarted.context.reloader.snapshot().load().modes().in_force().len(), 1);
+        assert_eq!(restarted.context.in_force.snapshot().load().modes().in_force().len(), 1);
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ impl OverrideSync {
             "sluicegate_overrides",
             "Number of overrides in force, by kind of target",
             move |observer| {
-                let counts = this.context.reloader.snapshot().load().overrides().counts();
+                let counts = this.context.in_force.snapshot().load().overrides().counts();
                 for (kind, count) in ["limit", "plan", "switch"].into_iter().zip(counts) {
                     observer.observe(count as u64, [Label::new("kind", kind)]);
                 }
@@ -37,7 +37,7 @@ impl OverrideSync {
             "sluicegate_switch",
             "1 for each switch in force, by scope, mode and origin",
             move |observer| {
-                for (scope, mode, origin) in this.context.reloader.snapshot().load().modes().in_force() {
+                for (scope, mode, origin) in this.context.in_force.snapshot().load().modes().in_force() {
                     let scope = Target::Switch(scope.clone()).to_string().replacen("switch|", "", 1);
                     let scope = Label::new("scope", scope);
                     let labels = [scope, Label::new("mode", mode.name()), Label::new("origin", origin.name())];

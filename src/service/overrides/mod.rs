@@ -6,7 +6,7 @@
 //! 2. The store is Redis (`redis`) or, with counters in memory, a journal (`journal`). Every instance polls Redis four
 //!    times a second. Instances without Redis exchange the contents of their journals (`merge`), of which `peer_limits`
 //!    accepts only what operators can set.
-//! 3. An instance applies a change to its [`Overrides`] and passes them to the [`Reloader`], which swaps in a new
+//! 3. An instance applies a change to its [`Overrides`] and passes them to the [`RulesInForce`], which swaps in a new
 //!    snapshot. A change is therefore in force on all instances within a second.
 //!
 //! An instance that cannot reach the store keeps the overrides that it has.
@@ -54,7 +54,7 @@ use sluicegate_files::FileVersion;
 use tokio::time::interval;
 
 use self::{context::Context, journal::JournalReplication, redis::RedisReplication, without_effect::WithoutEffect};
-use super::{Clock, reload::Reloader};
+use super::{Clock, reload::RulesInForce};
 use crate::{
     algorithm::Micros,
     allocator,
@@ -187,10 +187,10 @@ impl OverrideSync {
         settings: Settings,
         options: Options,
         clock: Clock,
-        reloader: Arc<Reloader>,
+        in_force: Arc<RulesInForce>,
         value_hash: Option<ValueHash>,
     ) -> Arc<Self> {
-        let context = Context::new(options, clock, reloader, value_hash);
+        let context = Context::new(options, clock, in_force, value_hash);
         let replication = match &store {
             OverrideStore::Redis(redis) => {
                 let entries = settings.audit_log_entries;
@@ -464,12 +464,12 @@ mod tests {
         let member = member();
         let until = member.context.clock.now() + Micros::from_secs(1);
         member.switch_this_instance(&Scope::Everything, Some("off"), Some(until), by_alice()).await.unwrap();
-        let snapshot = member.context.reloader.snapshot().load_full();
+        let snapshot = member.context.in_force.snapshot().load_full();
         assert_eq!(snapshot.modes().in_force().len(), 1);
         journal(&member).poll().await;
-        assert!(Arc::ptr_eq(&snapshot, &member.context.reloader.snapshot().load_full()));
+        assert!(Arc::ptr_eq(&snapshot, &member.context.in_force.snapshot().load_full()));
         advance(&member, 2_000_000);
         journal(&member).poll().await;
-        assert!(member.context.reloader.snapshot().load().modes().in_force().is_empty());
+        assert!(member.context.in_force.snapshot().load().modes().in_force().is_empty());
     }
 }

@@ -424,7 +424,7 @@ impl Instance {
 
     fn version(&self, target: usize) -> Version {
         // While a task changes the state, operators see the published overrides.
-        let rules = self.sync.context.reloader.snapshot().load();
+        let rules = self.sync.context.in_force.snapshot().load();
         let entry = rules.overrides().get(&Target::parse(TARGETS[target]).unwrap());
         entry.map_or((0, 0), |entry| (entry.version, entry.reason.parse().unwrap()))
     }

@@ -12,7 +12,7 @@ use super::{
 use crate::{
     engine::{Statistics, StatisticsSettings},
     rules::{Options, source::Source},
-    service::{Clock, reload::Reloader},
+    service::{Clock, reload::RulesInForce},
     store::overrides::{Journal, OverrideStore},
 };
 use parking_lot::Mutex;
@@ -33,8 +33,8 @@ pub(super) fn member_of(store: OverrideStore) -> Arc<OverrideSync> {
     let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 70, near_limit_ratio: 0.8 });
     let options = Options::default();
     let source = Source::BuiltIn(Vec::new());
-    let reloader = Reloader::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
-    OverrideSync::new(store, Settings::default(), options, clock, reloader, None)
+    let in_force = RulesInForce::start(source, options, clock.clone(), statistics, Arc::default()).unwrap();
+    OverrideSync::new(store, Settings::default(), options, clock, in_force, None)
 }
 
 /// Returns the exchange of a member.

@@ -59,7 +59,7 @@ impl OverrideSync {
         let mut counted = Weak::<Snapshot>::new();
         loop {
             tick.tick().await;
-            let snapshot = self.context.reloader.snapshot().load_full();
+            let snapshot = self.context.in_force.snapshot().load_full();
             if counted.as_ptr() == Arc::as_ptr(&snapshot) {
                 continue;
             }

@@ -105,7 +105,7 @@ impl Service {
 
     /// Returns the switches of every origin.
     fn all_switches(&self) -> Vec<api::Override> {
-        let snapshot = self.admin.reloader.snapshot().load();
+        let snapshot = self.admin.in_force.snapshot().load();
         let mut names = KnownNames::new(snapshot.rule_set());
         let mut switches = Vec::new();
         for origin in Origin::ALL {
@@ -151,7 +151,7 @@ impl AdminService for Service {
         let caller = caller(&request)?;
         let api::ListOverridesRequest { prefix, page_size, page_token } = request.into_inner();
         let size = page(page_size, 100);
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let [limits, plans, switches] = snapshot.overrides().counts().map(|count| count as u64);
         // With a million overrides this takes long.
         let page = self.build(&caller, move || list_page(&snapshot, &prefix, &page_token, size));
@@ -187,7 +187,7 @@ impl AdminService for Service {
         let (domain, pairs) = read_descriptor(descriptor)?;
         let inspection = self.admin.inspect(&domain, &entries(&pairs), hits.max(1)).await;
         let inspection = inspection.map_err(|error| reject(&error))?;
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let matched = inspection.rule.and_then(|id| snapshot.rule_set().rules().get(id));
         let mut names = KnownNames::new(snapshot.rule_set());
         let mut overrides = Vec::new();
@@ -241,8 +241,8 @@ impl AdminService for Service {
     async fn list_rules(&self, request: Request<api::ListRulesRequest>) -> MethodResult<api::ListRulesResponse> {
         let caller = caller(&request)?;
         let domain = request.into_inner().domain;
-        let status = self.admin.reloader.status();
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let status = self.admin.in_force.status();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let rules = self.build(&caller, move || {
             let mut rules = Vec::new();
             for listed in snapshot.rule_set().rules() {
@@ -268,7 +268,7 @@ impl AdminService for Service {
             Ok(api::RankBy::Requested) => RankBy::Requested,
             Err(_) => return Err(Status::invalid_argument("rank_by must be RANK_BY_DENIED or RANK_BY_REQUESTED")),
         };
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let filter = RuleFilter::new(snapshot.rule_set(), &rule);
         let period = match period_seconds {
             0 => TopEntities::DEFAULT_PERIOD,
@@ -307,7 +307,7 @@ impl AdminService for Service {
         let searched = SearchedValue::new(&value, prefix);
         let candidates = self.build(&caller, move || admin.candidates_for(&searched)).await?;
         let found = self.admin.find_entities(candidates).await;
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let mut names = KnownNames::new(snapshot.rule_set());
         let entities = found.entities.into_iter().map(|entity| self.write_found(entity, &snapshot, &mut names));
         Ok(Response::new(api::FindEntitiesResponse { entities: entities.collect(), incomplete: found.is_incomplete }))
@@ -377,7 +377,7 @@ impl AdminService for Service {
 
     async fn get_candidate(&self, _: Request<api::GetCandidateRequest>) -> MethodResult<api::GetCandidateResponse> {
         let error = self.admin.candidates.error().unwrap_or_default();
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let Some(candidate) = snapshot.candidate() else {
             return Ok(Response::new(api::GetCandidateResponse { error, ..Default::default() }));
         };
@@ -459,7 +459,7 @@ impl AdminService for Service {
     ) -> MethodResult<api::ListRuleActivityResponse> {
         let caller = caller(&request)?;
         let query = read_query(request.into_inner())?;
-        let status = self.admin.reloader.status();
+        let status = self.admin.in_force.status();
         let activity = Arc::clone(&self.admin.activity);
         // With 100,000 rules this takes long.
         let list = self.build(&caller, move || write_rules(activity.list_rules(&query))).await?;
@@ -473,7 +473,7 @@ impl AdminService for Service {
         request: Request<api::GetRuleUsageRequest>,
     ) -> MethodResult<api::GetRuleUsageResponse> {
         let path = request.into_inner().path;
-        let snapshot = self.admin.reloader.snapshot().load_full();
+        let snapshot = self.admin.in_force.snapshot().load_full();
         let rule = snapshot.rule_set().rules().iter().find(|rule| rule.path() == path);
         let rule = rule.ok_or_else(|| Status::not_found(format!("there is no rule with the path {path:?}")))?;
         let (usages, failed) = self.admin.usage(rule).await;

@@ -1,5 +1,5 @@
 //! The gRPC [`Server`]: one acceptor passes each connection to the worker with the fewest connections, and a worker
-//! answers on its own thread. The server knows no method: those are [`Methods`].
+//! answers on its own thread. The server knows no method: those are `Methods`.
 //!
 //! From the socket to a method: `server` and `listener` accept; `connection` has the handshakes and the age of a
 //! connection; `any_authority`, `header_blocks` and `backpressure` watch its bytes; `http2` has its calls, on the crate

@@ -41,7 +41,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    service::{Decisions, OverrideSync, ResourceReports, reload::Reloader},
+    service::{Decisions, OverrideSync, ResourceReports, reload::RulesInForce},
     telemetry::{Exposition, MetricsPage},
 };
 
@@ -224,7 +224,7 @@ pub struct Handlers {
     /// Utilization of resources.
     pub reports: ResourceReports,
     /// The rules in force.
-    pub reloader: Arc<Reloader>,
+    pub in_force: Arc<RulesInForce>,
     /// The overrides.
     pub overrides: Arc<OverrideSync>,
     /// Content of `/metrics` and `/stats`.
@@ -313,8 +313,8 @@ async fn metrics(State(handlers): State<Arc<Handlers>>, headers: HeaderMap) -> R
 
 /// Handles `/rlconfig`: one line per rule, as in envoyproxy/ratelimit.
 async fn rule_list(State(handlers): State<Arc<Handlers>>) -> Response {
-    let reloader = Arc::clone(&handlers.reloader);
-    respond(handlers.pages.rules.get(move || rules::write(&reloader).into_bytes()).await, TEXT)
+    let in_force = Arc::clone(&handlers.in_force);
+    respond(handlers.pages.rules.get(move || rules::write(&in_force).into_bytes()).await, TEXT)
 }
 
 fn respond(page: Option<Arc<SharedPage>>, media_type: &'static str) -> Response {
@@ -329,7 +329,7 @@ async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
     if handlers.shutting_down.load(Relaxed) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "shutting down\n").into_response();
     }
-    if handlers.needs_rules && !handlers.reloader.has_domains() {
+    if handlers.needs_rules && !handlers.in_force.has_domains() {
         return (StatusCode::INTERNAL_SERVER_ERROR, "no rules loaded\n").into_response();
     }
     "OK".into_response()

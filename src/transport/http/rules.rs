@@ -2,13 +2,13 @@
 
 use std::time::{Duration, UNIX_EPOCH};
 
-use crate::{engine::overrides::Target, rules::Measure, service::reload::Reloader};
+use crate::{engine::overrides::Target, rules::Measure, service::reload::RulesInForce};
 
 /// Writes the page.
 ///
 /// Comments above the rules contain the time at which they were loaded, the error of newer rules, and the switches.
-pub(super) fn write(reloader: &Reloader) -> String {
-    let status = reloader.status();
+pub(super) fn write(in_force: &RulesInForce) -> String {
+    let status = in_force.status();
     let mut text = match status.loaded_at.map(|at| UNIX_EPOCH + Duration::from_secs(at.floor_secs())) {
         Some(loaded) => format!("# loaded {}\n", humantime::format_rfc3339_seconds(loaded)),
         None => "# no rules loaded yet\n".to_owned(),
@@ -16,7 +16,7 @@ pub(super) fn write(reloader: &Reloader) -> String {
     for line in status.last_error.iter().flat_map(|error| error.lines()) {
         text += &format!("# last error: {line}\n");
     }
-    let snapshot = reloader.snapshot().load_full();
+    let snapshot = in_force.snapshot().load_full();
     for (scope, mode, origin) in snapshot.modes().in_force() {
         let scope = Target::Switch(scope.clone()).to_string();
         text += &format!("# {scope} {}, origin: {}\n", mode.name(), origin.name());

@@ -26,7 +26,7 @@ use super::{Settings, convert};
 use crate::{
     metrics::{Counter, Meter, WorkerId, observe_counter, observe_gauge},
     rules::{Diagnostic, SourceFile},
-    service::{reload::Reloader, run_on_compile_thread},
+    service::{reload::RulesInForce, run_on_compile_thread},
 };
 
 /// Maximum length of the error in a NACK.
@@ -89,7 +89,7 @@ pub struct Client {
     pub(super) server: Uri,
     pub(super) headers: MetadataMap,
     pub(super) node: Node,
-    pub(super) reloader: Arc<Reloader>,
+    pub(super) in_force: Arc<RulesInForce>,
     /// Whether a connection is open.
     pub(super) connected: AtomicBool,
     /// Whether the connection has received a response.
@@ -105,7 +105,7 @@ impl Client {
     /// # Errors
     ///
     /// Returns an error if the settings are invalid.
-    pub fn new(settings: &Settings, reloader: &Arc<Reloader>) -> Result<Option<Arc<Self>>, XdsError> {
+    pub fn new(settings: &Settings, in_force: &Arc<RulesInForce>) -> Result<Option<Arc<Self>>, XdsError> {
         let Some(address) = &settings.server else {
             return Ok(None);
         };
@@ -154,7 +154,7 @@ impl Client {
             server,
             headers,
             node,
-            reloader: Arc::clone(reloader),
+            in_force: Arc::clone(in_force),
             connected: AtomicBool::new(false),
             has_response: AtomicBool::new(false),
             attempts: Counter::new(1),
@@ -191,12 +191,12 @@ impl Client {
         resources: Vec<Any>,
         read: impl FnOnce(&[Any]) -> Result<(Vec<SourceFile>, T), String> + Send + 'static,
     ) -> Result<T, String> {
-        let reloader = Arc::clone(&self.reloader);
+        let in_force = Arc::clone(&self.in_force);
         let result = run_on_compile_thread(move || {
             let (files, value) = read(&resources).inspect_err(|error| {
                 tracing::error!("cannot read an update of the control plane; keeping the current rules: {error}");
             })?;
-            let pushed = reloader.push(&files, |diagnostics| locate(diagnostics, &resources));
+            let pushed = in_force.push(&files, |diagnostics| locate(diagnostics, &resources));
             pushed.map_err(|error| crate::metrics::chain(&error))?;
             Ok(value)
         });
