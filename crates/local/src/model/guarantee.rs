@@ -2,7 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::setup::{BEGIN, WINDOW};
+use sluicegate_algorithm::Micros;
+
+/// Length of the windows.
+pub(super) const WINDOW: Micros = Micros::from_secs(1);
+/// The beginning of a window, at which the model begins.
+pub(super) const BEGIN: Micros = Micros::from_secs(1_763_672_400);
 
 /// The guarantee of a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -22,9 +22,9 @@ use tokio::{runtime::Runtime, task::JoinHandle};
 
 use self::{
     client::{Check, Client, Stage},
-    guarantee::Guarantee,
+    guarantee::{Guarantee, WINDOW},
     network::{Call, Network, REQUEST, Remote},
-    setup::{Fault, Setup, WINDOW},
+    setup::{Fault, Setup},
 };
 use super::*;
 

@@ -8,13 +8,10 @@ use sluicegate_algorithm::{
     token_bucket::TokenBucket,
 };
 
-use super::guarantee::Guarantee;
+use super::guarantee::{BEGIN, Guarantee, WINDOW};
 
 /// The usual limit.
 pub(super) const LIMIT: u64 = 400;
-pub(super) const WINDOW: Micros = Micros::from_secs(1);
-/// The beginning of a window.
-pub(super) const BEGIN: Micros = Micros::from_secs(1_763_672_400);
 
 /// The contents of a search.
 #[derive(Clone, Copy)]
