@@ -3,18 +3,18 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU32, Ordering::Relaxed},
     },
     time::{Duration, Instant, SystemTime},
 };
 
-use parking_lot::Mutex;
-
 pub use sluicegate_overload::adaptive::{Bounds, Method};
 use sluicegate_overload::adaptive::{Estimate, Sample, Window};
 
 use crate::Outcome;
+
+use crate::lock::lock;
 
 /// Concurrency limit that adapts to the latency of the admitted requests.
 ///
@@ -139,7 +139,7 @@ impl Drop for Slot {
         let dropped = matches!(self.outcome, Outcome::TimedOut | Outcome::Dropped);
         let sample =
             Sample { latency: (latency.as_nanos() as f64 / 1_000.0).max(0.001), in_flight: self.in_flight, dropped };
-        let (estimate, window) = &mut *learned.lock();
+        let (estimate, window) = &mut *lock(learned);
         let now = u64::try_from(started_at.elapsed().as_micros()).unwrap_or(u64::MAX);
         if let Some(combined) = window.add(sample, now) {
             estimate.update(*method, bounds, combined, wall_clock_us());
@@ -216,7 +216,7 @@ mod tests {
         second.latency = Some(Duration::from_millis(2));
         second.record_latency();
         drop(second);
-        let window = limit.shared.learned.lock().1;
+        let window = limit.shared.learned.lock().unwrap().1;
         assert_eq!((window.sum, window.count, window.in_flight), (2_000.0, 1, 2));
     }
 

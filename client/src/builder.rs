@@ -2,11 +2,10 @@
 
 use std::{
     net::SocketAddr,
-    sync::{Arc, Weak},
+    sync::{Arc, PoisonError, RwLock, Weak},
     time::Duration,
 };
 
-use parking_lot::RwLock;
 use tokio::time::Instant;
 use tonic::{
     metadata::{MetadataMap, MetadataValue},
@@ -347,7 +346,7 @@ async fn refresh_endpoints(inner: Weak<Inner>, connector: Connector, addresses: 
                 }
             }
             if all.len() != current.all().len() || !all.iter().all(|endpoint| current.contains(endpoint)) {
-                *client.endpoints.write() = Arc::new(Endpoints::new(all));
+                *client.endpoints.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(Endpoints::new(all));
             }
         }
         drop(client);

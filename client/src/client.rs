@@ -4,12 +4,11 @@
 use std::{
     borrow::Cow,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock},
     task::{Context, Poll},
     time::Duration,
 };
 
-use parking_lot::RwLock;
 use smallvec::SmallVec;
 use tokio::time::Instant;
 
@@ -256,7 +255,7 @@ impl Future for CheckFuture<'_> {
 
 impl Inner {
     pub(crate) fn endpoints(&self) -> Arc<Endpoints> {
-        Arc::clone(&self.endpoints.read())
+        Arc::clone(&self.endpoints.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Answers the request from grants or the deny cache, without a call to the service.

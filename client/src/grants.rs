@@ -11,17 +11,17 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use parking_lot::{Mutex, MutexGuard};
 use smallvec::SmallVec;
 
 use crate::{
     check_request::{CheckRequest, Descriptor, Feedback, Identities},
+    lock::lock,
     verdict::{DecidedBy, GrantOffer, Status, Verdict},
 };
 
@@ -277,7 +277,7 @@ impl Grants {
     pub(crate) fn take_all(&self, now: Duration) -> Vec<UnspentGrant> {
         let mut all = Vec::new();
         for shard in &self.shards {
-            let shard = std::mem::take(&mut *shard.lock());
+            let shard = std::mem::take(&mut *lock(shard));
             self.count.fetch_sub(shard.len(), Relaxed);
             for entry in shard.into_values() {
                 for Grant { domain, descriptor, hits, remaining, expires_at, id, .. } in entry.grants {
@@ -321,7 +321,7 @@ impl Grants {
     }
 
     fn shard(&self, identity: u128) -> MutexGuard<'_, Shard> {
-        self.shards[identity as usize % SHARDS].lock()
+        lock(&self.shards[identity as usize % SHARDS])
     }
 }
 

@@ -10,6 +10,7 @@ mod endpoint;
 mod grants;
 #[cfg(feature = "tower")]
 pub mod layer;
+mod lock;
 mod on_error;
 mod permit;
 mod raw;

@@ -7,13 +7,11 @@
 
 use std::{
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, Mutex, OnceLock, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
-
-use parking_lot::Mutex;
 
 pub use sluicegate_overload::shedder::Settings;
 use sluicegate_overload::shedder::{Shedder, share};
@@ -23,6 +21,8 @@ use tokio::{
 };
 
 use crate::Client;
+
+use crate::lock::lock;
 
 /// Interval at which the level is updated.
 const TICK: Duration = Duration::from_secs(1);
@@ -105,7 +105,7 @@ impl Class {
     }
 
     fn count(&self) -> ClassCount {
-        let shedding_since = *self.shedding_since.lock();
+        let shedding_since = *lock(&self.shedding_since);
         ClassCount {
             name: self.name.clone(),
             admitted: self.admitted.load(Relaxed),
@@ -281,7 +281,7 @@ impl Shared {
         self.level.store(shedder.level().to_bits(), Relaxed);
         self.utilization.store(utilization.to_bits(), Relaxed);
         for (index, class) in self.classes.iter().enumerate() {
-            let mut since = class.shedding_since.lock();
+            let mut since = lock(&class.shedding_since);
             if shedder.share(index) > 0.0 {
                 since.get_or_insert_with(Instant::now);
             } else {

@@ -12,13 +12,12 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Weak,
+        Arc, Mutex, MutexGuard, Weak,
         atomic::{AtomicBool, Ordering::Relaxed},
     },
 };
 
 use bytes::Bytes;
-use parking_lot::{Mutex, MutexGuard};
 use sluicegate_wire::{Fields, Malformed, Writer};
 use tokio::{
     sync::{Notify, mpsc, oneshot},
@@ -29,6 +28,7 @@ use tonic::{Code, Status, Streaming, client::Grpc, codegen::http::uri::PathAndQu
 
 use crate::{
     check_request::CheckRequest,
+    lock::lock,
     raw::Raw,
     verdict::{Failure, Verdict, full_message},
 };
@@ -142,7 +142,7 @@ impl Drop for StreamConnection {
 
 impl Shared {
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock()
+        lock(&self.queue)
     }
 
     /// Removes and returns the next frame. Frames in which all checks have been cancelled are skipped.

@@ -24,10 +24,13 @@
 //! # }
 //! ```
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
 
-use crate::{DecidedBy, Descriptor, Failure, Limit, Status, Verdict, check_request::CheckRequest};
-use parking_lot::{Mutex, MutexGuard};
+use crate::{DecidedBy, Descriptor, Failure, Limit, Status, Verdict, check_request::CheckRequest, lock::lock};
 
 /// Rate limit service for tests: it returns prepared answers, and records the checks.
 ///
@@ -102,7 +105,7 @@ impl FakeService {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock()
+        lock(&self.state)
     }
 }
 
