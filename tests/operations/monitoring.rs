@@ -259,7 +259,7 @@ fn the_fields_of_the_log_are_documented() {
     let (_, table) = guide.split_once("## Log lines").unwrap();
     let table = table.split("\n## ").next().unwrap();
     let mut fields = BTreeSet::new();
-    let mut folders = vec![repository("src")];
+    let mut folders = vec![repository("src"), repository("crates")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
@@ -267,10 +267,13 @@ fn the_fields_of_the_log_are_documented() {
                 folders.push(path);
                 continue;
             }
+            if path.extension().is_none_or(|extension| extension != "rs") {
+                continue;
+            }
             let text = fs::read_to_string(path).unwrap();
             for level in ["info", "warn", "error"] {
                 for line in text.split(&format!("tracing::{level}!(")).skip(1) {
-                    let target = line.strip_prefix("target: \"").and_then(|line| line.split_once("\","));
+                    let target = line.trim_start().strip_prefix("target: \"").and_then(|line| line.split_once("\","));
                     let line = target.map_or(line, |(_, line)| line);
                     let before = line.split('"').next().unwrap();
                     let names = before.split(',').map(|name| name.trim().trim_start_matches(['%', '?']));
