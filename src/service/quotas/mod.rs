@@ -35,7 +35,10 @@ use self::bucket::Bucket;
 use super::Clock;
 use crate::{
     algorithm::assignments::Assignments,
-    engine::{Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, Snapshot, caller_number},
+    engine::{
+        Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, ReportOutcome, Snapshot,
+        caller_number,
+    },
     metrics::{LogThrottle, Meter, observe_counter, observe_gauge},
     rules::Entry,
     store::AnyStore,
@@ -175,7 +178,8 @@ impl Quotas {
 
     /// Registers the numbers of streams and buckets with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
-        let (streams, buckets) = (Arc::clone(&self.shared), Arc::clone(&self.shared));
+        let streams = Arc::clone(&self.shared);
+        let buckets = Arc::clone(&self.shared);
         let description = "Number of open streams of Envoy's quota protocol (RLQS)";
         observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.streams.load(Relaxed));
         let description = "Number of buckets that callers of Envoy's quota protocol (RLQS) report, on all streams";
@@ -253,6 +257,13 @@ struct Reported {
     lifetime: Option<Micros>,
 }
 
+/// A report that is recorded, with the quota that the caller has had until now.
+struct Recorded {
+    usage: Usage,
+    report: Reported,
+    held: HeldQuota,
+}
+
 /// Stands for a report where there is none.
 const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elapsed: Micros::ZERO, lifetime: None };
 
@@ -275,8 +286,10 @@ impl QuotaSession {
         if usages.iter().any(|usage| usage.bucket.is_empty()) {
             return Err(QuotaError::NoEntries);
         }
-        let (now, lifetime) = (self.quotas.clock.now(), self.quotas.settings.lifetime());
-        let (mut accepted, mut rejected) = (Vec::new(), Vec::new());
+        let now = self.quotas.clock.now();
+        let lifetime = self.quotas.settings.lifetime();
+        let mut accepted = Vec::new();
+        let mut rejected = Vec::new();
         for usage in merged(usages) {
             if self.buckets.contains_key(&usage.bucket) {
                 accepted.push(usage);
@@ -325,10 +338,9 @@ impl QuotaSession {
         let shared = &self.quotas.shared;
         shared.rejected.fetch_add(usages.len() as u64, Relaxed);
         if shared.log_rejected.should_log() {
-            let (domain, max) = (&*self.domain, self.quotas.settings.max_buckets);
             tracing::warn!(
-                domain,
-                max,
+                domain = &*self.domain,
+                max = self.quotas.settings.max_buckets,
                 buckets = self.buckets.len(),
                 "a quota stream has as many buckets as quotas.max_buckets leaves to it; denying the requests of others, which \
                  sluicegate_quota_rejected_buckets_total counts"
@@ -358,8 +370,8 @@ impl QuotaSession {
     /// Counts hits in advance, and returns actions that are due without a report. Must be called once a second, slightly
     /// before fixed windows begin, after [`Self::until_tick`].
     pub async fn tick(&mut self) -> Vec<BucketAction> {
-        let (now, idle_timeout) = (self.quotas.clock.now(), self.quotas.settings.idle_timeout);
-        let idle_timeout = Micros::new(idle_timeout.as_micros() as u64);
+        let now = self.quotas.clock.now();
+        let idle_timeout = Micros::new(self.quotas.settings.idle_timeout.as_micros() as u64);
         let since = (now + BEFORE_WINDOW + TICK - self.window_phase) % TICK;
         self.next_tick = now + (TICK - since);
         let lifetime = self.quotas.settings.lifetime();
@@ -367,7 +379,9 @@ impl QuotaSession {
         let rules = self.quotas.engine.rules.load_full();
         let is_changed = self.rules.as_ref().is_some_and(|former| !Arc::ptr_eq(former, &rules));
         self.rules = Some(rules);
-        let (mut actions, mut due, mut idle) = (Vec::new(), Vec::new(), Vec::new());
+        let mut actions = Vec::new();
+        let mut due = Vec::new();
+        let mut idle = Vec::new();
         self.buckets.retain(|id, bucket| {
             if bucket.is_idle(idle_timeout, now) {
                 if id.is_readable() {
@@ -440,7 +454,8 @@ impl QuotaSession {
 
     /// Counts hits in advance. Quotas of limits that are used up must be reviewed.
     async fn prepay(&mut self, now: Micros) {
-        let (session, mut payments) = (&*self, Vec::new());
+        let session = &*self;
+        let mut payments = Vec::new();
         let due: Vec<_> = self.buckets.iter().filter(|(_, bucket)| bucket.held.is_payment_due(now)).collect();
         for batch in due.chunks(BATCH) {
             let batch = batch.iter().map(async |(id, bucket)| {
@@ -485,9 +500,8 @@ impl QuotaSession {
 
     /// Returns the next quota of each bucket, in batches. The calls of a batch share a round trip to the store.
     async fn assign(&mut self, usages: Vec<Usage>, now: Micros, are_reports: bool) -> Vec<BucketAction> {
-        let (ttl, caller) = (self.quotas.settings.ttl, self.caller());
+        let caller = self.caller();
         let mut actions = Vec::with_capacity(usages.len());
-        let normal_lifetime = self.quotas.settings.lifetime();
         let mut usages = usages.into_iter().peekable();
         let mut is_first = true;
         while usages.peek().is_some() {
@@ -495,49 +509,19 @@ impl QuotaSession {
                 // Other streams have their turn.
                 yield_now().await;
             }
-            let batch: Vec<Usage> = usages.by_ref().take(BATCH).collect();
-            let reported: Vec<_> = batch.iter().map(|usage| self.record(usage, now, are_reports)).collect();
+            let mut batch = Vec::new();
+            for usage in usages.by_ref().take(BATCH) {
+                batch.push(self.record(usage, now, are_reports));
+            }
             let session = &*self;
-            let outcomes = run_together(batch.iter().zip(&reported).map(async |(usage, (reported, held))| {
-                session.quotas.engine.assign(&session.bucket_report(&usage.bucket, reported, *held), now).await
+            let outcomes = run_together(batch.iter().map(async |recorded| {
+                let Recorded { usage, report, held } = recorded;
+                session.quotas.engine.assign(&session.bucket_report(&usage.bucket, report, *held), now).await
             }))
             .await;
-            for (usage, outcome) in batch.into_iter().zip(outcomes) {
-                let Some(bucket) = self.buckets.get_mut(&usage.bucket) else {
-                    continue;
-                };
-                if are_reports {
-                    bucket.held.reported_at = now;
-                }
-                if !outcome.is_counted {
-                    bucket.held.prepaid.spend(usage.allowed);
-                    // While the counters are unavailable, all shares stay as they are.
-                    if let Some(former @ Quota::TokenBucket(_)) = bucket.held.quota {
-                        bucket.held.ends_at = now + normal_lifetime;
-                        actions.push(BucketAction::Assign(usage.bucket, former, ttl));
-                        continue;
-                    }
-                }
-                let Some(assignment) = outcome.assignment else {
-                    continue;
-                };
-                if bucket.keeps_former(&assignment, now) {
-                    bucket.review_at(Some(now + TICK));
-                    continue;
-                }
-                let Assignment { quota, tokens, prepaid, share, lifetime, review_in } = assignment;
-                let lifetime = lifetime.unwrap_or(normal_lifetime);
-                // Without the bucket, whose values can be personal data.
-                tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
-                self.window_phase = prepaid.window_end().map_or(self.window_phase, |end| end % TICK);
-                bucket.review_at(review_in.map(|wait| now + wait.max(TICK)));
-                let is_new =
-                    are_reports || bucket.held.quota != Some(quota) || bucket.is_renewal_due(normal_lifetime, now);
-                bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
-                if is_new {
-                    bucket.held.ends_at = now + lifetime;
-                    let ttl = Duration::from_secs((lifetime - DELIVERY_TIME).floor_secs());
-                    actions.push(BucketAction::Assign(usage.bucket, quota, ttl));
+            for (recorded, outcome) in batch.into_iter().zip(outcomes) {
+                if let Some(action) = self.accept(recorded.usage, outcome, now, are_reports, caller) {
+                    actions.push(action);
                 }
             }
         }
@@ -546,15 +530,67 @@ impl QuotaSession {
     }
 
     /// Records a report of a bucket, and returns it with the caller's quota until now.
-    fn record(&mut self, usage: &Usage, now: Micros, is_report: bool) -> (Reported, HeldQuota) {
+    fn record(&mut self, usage: Usage, now: Micros, is_report: bool) -> Recorded {
         let Some(bucket) = self.buckets.get_mut(&usage.bucket) else {
-            return (NO_REPORT, HeldQuota::default());
+            return Recorded { usage, report: NO_REPORT, held: HeldQuota::default() };
         };
-        let elapsed =
-            if is_report { bucket.record(usage.allowed.saturating_add(usage.denied), now) } else { Micros::ZERO };
-        let (allowed, denied, demand) = (usage.allowed, usage.denied, bucket.demand());
-        let lifetime = bucket.unextended_lifetime(elapsed, now);
-        (Reported { allowed, denied, demand, elapsed, lifetime }, bucket.held)
+        let mut elapsed = Micros::ZERO;
+        if is_report {
+            elapsed = bucket.record(usage.allowed.saturating_add(usage.denied), now);
+        }
+        let report = Reported {
+            allowed: usage.allowed,
+            denied: usage.denied,
+            demand: bucket.demand(),
+            elapsed,
+            lifetime: bucket.unextended_lifetime(elapsed, now),
+        };
+        Recorded { usage, report, held: bucket.held }
+    }
+
+    /// Stores the outcome of a report, and returns the quota to send, if there is one. `caller` is for the log.
+    fn accept(
+        &mut self,
+        usage: Usage,
+        outcome: ReportOutcome,
+        now: Micros,
+        is_report: bool,
+        caller: u64,
+    ) -> Option<BucketAction> {
+        let normal_lifetime = self.quotas.settings.lifetime();
+        let bucket = self.buckets.get_mut(&usage.bucket)?;
+        if is_report {
+            bucket.held.reported_at = now;
+        }
+        if !outcome.is_counted {
+            bucket.held.prepaid.spend(usage.allowed);
+            // While the counters are unavailable, all shares stay as they are.
+            if let Some(former @ Quota::TokenBucket(_)) = bucket.held.quota {
+                bucket.held.ends_at = now + normal_lifetime;
+                return Some(BucketAction::Assign(usage.bucket, former, self.quotas.settings.ttl));
+            }
+        }
+        let assignment = outcome.assignment?;
+        if bucket.keeps_former(&assignment, now) {
+            bucket.review_at(Some(now + TICK));
+            return None;
+        }
+        let Assignment { quota, tokens, prepaid, share, lifetime, review_in } = assignment;
+        let lifetime = lifetime.unwrap_or(normal_lifetime);
+        // Without the bucket: its values can be personal data.
+        tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
+        if let Some(end) = prepaid.window_end() {
+            self.window_phase = end % TICK;
+        }
+        bucket.review_at(review_in.map(|wait| now + wait.max(TICK)));
+        let is_new = is_report || bucket.held.quota != Some(quota) || bucket.is_renewal_due(normal_lifetime, now);
+        bucket.held = HeldQuota { quota: Some(quota), tokens, prepaid, ..bucket.held };
+        if !is_new {
+            return None;
+        }
+        bucket.held.ends_at = now + lifetime;
+        let ttl = Duration::from_secs((lifetime - DELIVERY_TIME).floor_secs());
+        Some(BucketAction::Assign(usage.bucket, quota, ttl))
     }
 
     /// Returns the entries in the order of the rules.
@@ -574,7 +610,10 @@ impl QuotaSession {
 
 /// Returns the number of buckets that a bucket counts as.
 fn room(bucket: &BucketId, descriptor: Option<&BucketId>) -> u64 {
-    let bytes = bucket.size() + descriptor.map_or(0, BucketId::size);
+    let mut bytes = bucket.size();
+    if let Some(descriptor) = descriptor {
+        bytes += descriptor.size();
+    }
     1 + (bytes / NAME_BYTES) as u64
 }
 
