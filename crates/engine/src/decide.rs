@@ -40,7 +40,7 @@ impl<S: Store> Engine<S> {
             drop(hits);
             prepared.set_answers(answers);
         }
-        self.finish(snapshot, prepared)
+        self.finish(snapshot, &mut prepared)
     }
 
     /// Finishes the grants that the caller has used up, and counts their hits.
@@ -78,7 +78,7 @@ impl<S> Engine<S> {
     ) -> Result<Verdict, DecideError> {
         let mut prepared = self.prepare(snapshot, request, now)?;
         prepared.apply_in(memory);
-        self.finish(snapshot, prepared)
+        self.finish(snapshot, &mut prepared)
     }
 
     /// Finds the limits of a request, and counts its hits as requested or refunded.
@@ -104,11 +104,13 @@ impl<S> Engine<S> {
             }
         }
         let mut is_denied = false;
-        let mut descriptors = SmallVec::new();
+        // It has 600 bytes, and should not be moved.
+        let mut prepared =
+            PreparedRequest { request, now, descriptors: SmallVec::new(), charge, is_denied_by_switch: false };
         for (index, matched) in self.matches(snapshot, request, now).into_iter().enumerate() {
             let descriptor = &request.descriptors[index];
             debug_assert!(descriptor.hits <= MAX_NUMBER, "decoders must bound the number of hits");
-            descriptors.push(match matched {
+            prepared.descriptors.push(match matched {
                 Match::None | Match::NoDomain | Match::NoRule => PreparedDescriptor::NoLimit(None),
                 Match::Off => PreparedDescriptor::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
                 Match::Unlimited(_, override_kind) => PreparedDescriptor::Unlimited(override_kind),
@@ -123,7 +125,6 @@ impl<S> Engine<S> {
                 }
             });
         }
-        let mut prepared = PreparedRequest { request, now, descriptors, charge, is_denied_by_switch: false };
         if charge == Charge::All {
             if is_denied {
                 prepared.peek_only();
@@ -139,7 +140,7 @@ impl<S> Engine<S> {
     /// # Errors
     ///
     /// Returns an error if the store has failed and an applicable failure policy is `error`.
-    pub fn finish(&self, snapshot: &Snapshot, mut prepared: PreparedRequest<'_, '_>) -> Result<Verdict, DecideError> {
+    pub fn finish(&self, snapshot: &Snapshot, prepared: &mut PreparedRequest<'_, '_>) -> Result<Verdict, DecideError> {
         let domain = prepared.request.domain;
         let now = prepared.now;
         let is_charged_together = prepared.charge == Charge::All && prepared.charged().count() > 1;
@@ -161,7 +162,7 @@ impl<S> Engine<S> {
                 limit.answer = Ok(HitDecision { decision, decider: Decider::Fallback, grant: None });
             }
         }
-        Ok(self.verdict(snapshot, &prepared))
+        Ok(self.verdict(snapshot, prepared))
     }
 
     /// Returns the limit with the hit on its counter, and counts the hits as requested or refunded.
