@@ -101,6 +101,21 @@ fn call_json(base: &str, method: &MethodDescriptor, headers: &[(&str, &str)]) ->
     }
 }
 
+/// Calls a method at its path for gRPC with another content type over HTTP/1.1, which no gRPC client does.
+fn call_without_grpc(base: &str, method: &MethodDescriptor, authorization: Option<&str>) -> Code {
+    let mut request = agent().post(format!("{base}/{SERVICE}/{}", method.name()));
+    request = request.header("content-type", "application/json");
+    if let Some(authorization) = authorization {
+        request = request.header("authorization", authorization);
+    }
+    match request.send(&b"\0\0\0\0\0"[..]).unwrap().status().as_u16() {
+        401 => Code::Unauthenticated,
+        403 => Code::PermissionDenied,
+        501 => Code::Unimplemented,
+        _ => Code::Ok,
+    }
+}
+
 #[tokio::test]
 async fn every_admin_method_checks_the_caller_on_every_listener() {
     let folder = rules(&[("api.yaml", RULES)]);
@@ -135,6 +150,8 @@ async fn every_admin_method_checks_the_caller_on_every_listener() {
         for (authorization, caller) in on_admin_listener {
             let expected = caller.expected(&method);
             assert_eq!(call(&channel, &method, authorization).await, expected, "gRPC {name} {authorization:?}");
+            let result = call_without_grpc(&operator.addr, &method, authorization);
+            assert_eq!(result, expected, "gRPC as JSON {name} {authorization:?}");
             let headers: Vec<_> = authorization.map(|value| ("authorization", value)).into_iter().collect();
             let result = call_json(&operator.addr, &method, &headers);
             assert_eq!(result, expected, "JSON {name} {authorization:?}");

@@ -104,31 +104,26 @@ impl Context {
     /// Gives a target its new value. A value that cannot be used is counted and ignored.
     pub(super) fn put(&self, overrides: &mut Overrides, target: &Target, value: &NewValue) {
         match value {
-            NewValue::Set(entry) => drop(self.insert(overrides, entry.clone())),
+            NewValue::Set(entry) => self.insert(overrides, entry.clone()),
             NewValue::Removed => drop(overrides.remove(target)),
             NewValue::Unreadable => {}
         }
     }
 
-    /// Inserts a stored override and returns whether it could be read. If not, it is counted, logged and ignored.
-    pub(super) fn insert_stored(&self, overrides: &mut Overrides, stored: &Versioned) -> bool {
+    /// Inserts a stored override. One that cannot be read is counted, logged and ignored.
+    pub(super) fn insert_stored(&self, overrides: &mut Overrides, stored: &Versioned) {
         let (target, version, text) = stored;
         match format::read(target, *version, text) {
             Some(entry) => self.insert(overrides, entry),
-            None => {
-                self.note_unreadable(target, UNREADABLE);
-                false
-            }
+            None => self.note_unreadable(target, UNREADABLE),
         }
     }
 
-    fn insert(&self, overrides: &mut Overrides, entry: Override) -> bool {
+    fn insert(&self, overrides: &mut Overrides, entry: Override) {
         let target = entry.target.clone();
         if let Err(error) = overrides.put(entry, self.options) {
             self.note_unreadable(&target.to_string(), &error.to_string());
-            return false;
         }
-        true
     }
 
     /// Counts an override that cannot be read. An episode of them is logged once.

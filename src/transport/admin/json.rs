@@ -208,7 +208,8 @@ pub(super) fn error_response(code: StatusCode, status: &Status) -> Response {
     (code, [(CONTENT_TYPE, "application/json")], body.to_string()).into_response()
 }
 
-fn http_code(status: &Status) -> StatusCode {
+/// Returns the status of HTTP for an error.
+pub(super) fn http_code(status: &Status) -> StatusCode {
     match status.code() {
         Code::InvalidArgument | Code::FailedPrecondition => StatusCode::BAD_REQUEST,
         Code::NotFound => StatusCode::NOT_FOUND,

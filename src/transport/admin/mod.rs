@@ -260,12 +260,11 @@ async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut reque
         );
         return error_response(StatusCode::UNAUTHORIZED, &status, is_grpc);
     };
-    let method = request.uri().path().strip_prefix(GRPC_PREFIX);
-    if is_grpc
-        && let Some(method) = method
+    // tonic serves a method by its path, with any content type.
+    if let Some(method) = request.uri().path().strip_prefix(GRPC_PREFIX)
         && let Err(status) = roles::authorize(&caller, method)
     {
-        return status.into_http();
+        return error_response(json::http_code(&status), &status, is_grpc);
     }
     Authenticated::record(&request);
     request.extensions_mut().insert(caller);
