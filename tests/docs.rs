@@ -1,4 +1,4 @@
-//! The documentation: links lead somewhere, the book contains every page and builds, and paragraphs stay short.
+//! The documentation: links and paths lead somewhere, the book contains every page and builds, and paragraphs stay short.
 
 use std::{
     collections::HashSet,
@@ -90,6 +90,43 @@ fn every_relative_link_leads_to_a_file_and_a_heading() {
     }
     assert!(checked > 100, "only {checked} links were found");
     assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// Returns the texts in code style that can be paths: at least two names of files and folders, separated by slashes.
+fn paths(text: &str) -> Vec<String> {
+    let mut paths = Vec::new();
+    for line in prose(text) {
+        for code in line.split('`').skip(1).step_by(2) {
+            let is_path = code.contains('/') && code.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c));
+            if is_path {
+                paths.push(code.trim_end_matches('/').to_owned());
+            }
+        }
+    }
+    paths
+}
+
+#[test]
+fn every_path_to_a_source_leads_to_a_file_or_a_folder() {
+    let mut missing = Vec::new();
+    let mut checked = 0;
+    for page in pages().into_iter().filter(|page| page.starts_with(repository("docs/design"))) {
+        let text = fs::read_to_string(&page).unwrap();
+        for path in paths(&text) {
+            let (first, rest) = path.split_once('/').unwrap_or((&path, ""));
+            let source = repository("src").join(first);
+            let package = repository("crates").join(first).join("src");
+            if first.is_empty() || !(source.exists() || package.exists()) {
+                continue;
+            }
+            checked += 1;
+            if !source.join(rest).exists() && !package.join(rest).exists() && !repository(&path).exists() {
+                missing.push(format!("{}: {path}", page.display()));
+            }
+        }
+    }
+    assert!(checked > 100, "only {checked} paths were found");
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
 }
 
 #[test]
