@@ -1,8 +1,12 @@
 //! [`DivisibleLimit`]: the numbers of a limit that is divided into token buckets, and the hits that are counted in
 //! advance for them.
+//!
+//! Rates and shares are estimates, and calculated in `f64`. What a bucket can admit, and so what is counted, is calculated
+//! in whole millionths of a token, and a bucket that could admit more than is free is not sent.
+
+use std::num::NonZeroU32;
 
 use sluicegate_algorithm::{Algorithm, MAX_NUMBER, Micros, assignments::Assignments};
-use sluicegate_store::AHEAD;
 
 use super::HeldQuota;
 use crate::matching::AppliedLimit;
@@ -273,10 +277,11 @@ impl DivisibleLimit {
 pub struct Prepaid {
     /// Number of hits; negative if requests could not be counted.
     pub(super) hits: i64,
-    /// Hash of the counter's name; 0 without a counter.
-    pub(super) counter: u32,
-    /// End of the window in which the hits are counted. Only for fixed windows.
-    pub(super) window_end: Micros,
+    /// Hash of the counter's name; `None` if no hits are counted in advance.
+    pub(super) counter: Option<NonZeroU32>,
+    /// End of the window in which the hits are counted; `None` if they are counted for a second, because the limit is no
+    /// fixed window.
+    pub(super) window_end: Option<Micros>,
     /// When hits that the quota does not need are returned, in seconds; 0 if it needs all.
     pub(super) returned_at: u32,
 }
@@ -313,13 +318,13 @@ impl Prepaid {
     /// Returns the end of the window in which the hits are counted, of fixed windows.
     #[must_use]
     pub fn window_end(&self) -> Option<Micros> {
-        (self.window_end > Micros::ZERO).then_some(self.window_end)
+        self.window_end
     }
 
     /// Returns whether hits could be returned to a window that goes on.
     #[must_use]
     pub fn is_returnable(&self, now: Micros) -> bool {
-        self.hits > 0 && now < self.window_end
+        self.hits > 0 && self.window_end.is_some_and(|end| now < end)
     }
 
     /// Returns the hits to return, of those that are not needed: all of them after `delay_end`, when no former quota can
@@ -335,16 +340,6 @@ impl Prepaid {
             return unneeded;
         }
         0
-    }
-
-    /// Returns whether hits are counted in advance at all.
-    pub(super) fn has_counter(&self) -> bool {
-        self.counter != 0
-    }
-
-    /// Returns whether a window begins so soon that its hits should be counted now.
-    pub(super) fn is_window_over(&self, now: Micros) -> bool {
-        now + AHEAD >= self.window_end
     }
 }
 

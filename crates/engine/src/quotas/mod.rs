@@ -12,14 +12,17 @@ mod divisible_limit;
 
 pub use divisible_limit::{Prepaid, TokenBucket, Tokens};
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    hash::{DefaultHasher, Hash, Hasher},
+    num::NonZeroU32,
+};
 
 use sluicegate_algorithm::{
     Action, Decision, Program,
     assignments::{Assignments, Share},
 };
 use sluicegate_rules::{Entry, FailurePolicy};
-use sluicegate_store::{Charge, Counter, Hit, HitDecision, Store, StoreError, only_answer};
+use sluicegate_store::{AHEAD, Charge, Counter, Hit, HitDecision, Store, StoreError, only_answer};
 use smallvec::SmallVec;
 
 use self::divisible_limit::{DivisibleLimit, Prepayment, to_signed};
@@ -96,15 +99,16 @@ impl HeldQuota {
     /// Returns whether [`Engine::prepay`] has to count hits.
     #[must_use]
     pub fn is_payment_due(&self, now: Micros) -> bool {
-        if !self.prepaid.has_counter() || now >= self.ends_at {
+        if self.prepaid.counter.is_none() || now >= self.ends_at {
             return false;
         }
         let Some(bucket) = self.token_bucket() else {
             return false;
         };
         match self.prepaid.window_end {
-            Micros::ZERO => self.prepaid.missing(self.max_admitted(&bucket, now + SECOND)) > 0,
-            _ => self.prepaid.is_window_over(now),
+            // The next window begins so soon that its hits should be counted now.
+            Some(end) => now + AHEAD >= end,
+            None => self.prepaid.missing(self.max_admitted(&bucket, now + SECOND)) > 0,
         }
     }
 }
@@ -188,7 +192,7 @@ struct SharedCounter<'s> {
     limit: DivisibleLimit,
     key: Vec<u8>,
     /// Hash of the key, by which hits that were counted by another counter are recognised.
-    number: u32,
+    number: NonZeroU32,
 }
 
 impl<'a> BucketReport<'a> {
@@ -208,7 +212,7 @@ impl SharedCounter<'_> {
     fn spend(&self, held: &mut HeldQuota, report: &BucketReport<'_>, now: Micros) -> u64 {
         let last_report = held.reported_at;
         let prepaid = &mut held.prepaid;
-        if prepaid.counter != self.number {
+        if prepaid.counter != Some(self.number) {
             *prepaid = Prepaid::default();
         }
         if report.elapsed > Micros::ZERO {
@@ -218,17 +222,21 @@ impl SharedCounter<'_> {
                 held.tokens = tokens.min(bucket.full());
             }
         }
-        if self.limit.prepayment != Prepayment::Lifetime || prepaid.window_end == Micros::ZERO {
-            prepaid.spend(report.allowed);
-            if self.limit.prepayment == Prepayment::FreeSecond {
+        let window_end = match (self.limit.prepayment, prepaid.window_end) {
+            (Prepayment::Lifetime, Some(end)) => end,
+            (Prepayment::FreeSecond, _) => {
+                prepaid.spend(report.allowed);
                 // The window forgets older hits.
                 prepaid.hits = prepaid.hits.max(-to_signed(self.limit.requests));
                 return 0;
             }
-            return prepaid.take_debt();
-        }
-        let has_ended = now >= prepaid.window_end;
-        let window_start = if has_ended { prepaid.window_end } else { prepaid.window_end - self.limit.window };
+            (Prepayment::Lifetime, None) | (Prepayment::Window | Prepayment::Second, _) => {
+                prepaid.spend(report.allowed);
+                return prepaid.take_debt();
+            }
+        };
+        let has_ended = now >= window_end;
+        let window_start = if has_ended { window_end } else { window_end - self.limit.window };
         if has_ended {
             prepaid.hits = 0;
         }
@@ -284,7 +292,7 @@ impl<S: Store> Engine<S> {
     /// Counts the reported requests, and returns the caller's next quota.
     pub async fn assign(&self, report: &BucketReport<'_>, now: Micros) -> ReportOutcome {
         let snapshot = &*self.rules.load();
-        if snapshot.compiled.awaiting_rules {
+        if snapshot.awaits_rules() {
             return ReportOutcome::counted(None);
         }
         let descriptor = report.descriptor();
@@ -378,7 +386,8 @@ impl<S: Store> Engine<S> {
         let share = share.millionths;
         let former = held.token_bucket();
         let limit = &counter.limit;
-        let mut prepaid = Prepaid { counter: counter.number, window_end: now + decision.reset, ..held.prepaid };
+        let mut prepaid =
+            Prepaid { counter: Some(counter.number), window_end: Some(now + decision.reset), ..held.prepaid };
         let paid = prepaid.hits.unsigned_abs();
         let free = decision.remaining + paid;
         let mut next = limit.counted_token_bucket(share, former, free, held.tokens, report.demand, lifetime);
@@ -414,7 +423,7 @@ impl<S: Store> Engine<S> {
     ) -> Assignment {
         let limit = &counter.limit;
         let former = held.token_bucket();
-        let mut prepaid = Prepaid { counter: counter.number, window_end: Micros::ZERO, ..held.prepaid };
+        let mut prepaid = Prepaid { counter: Some(counter.number), window_end: None, ..held.prepaid };
         if share == 0 {
             return Assignment::denial(prepaid, SECOND);
         }
@@ -422,7 +431,7 @@ impl<S: Store> Engine<S> {
         let mut until = now + SECOND;
         if limit.prepayment == Prepayment::Window {
             until = now + decision.reset;
-            prepaid.window_end = until;
+            prepaid.window_end = Some(until);
         }
         // Until now, a caller without a bucket has admitted nothing.
         let since = if former.is_some() { held.reported_at } else { now };
@@ -452,28 +461,30 @@ impl<S: Store> Engine<S> {
         let Ok(counter) = self.shared_counter(snapshot, report, applied) else {
             return Payment { prepaid, needs_review: true };
         };
-        if prepaid.counter != counter.number {
+        if prepaid.counter != Some(counter.number) {
             return Payment { prepaid, needs_review: true };
         }
         let Some(bucket) = held.token_bucket() else {
             return Payment { prepaid, needs_review: true };
         };
-        let window_start = prepaid.window_end;
-        let window_end = window_start + counter.limit.window;
-        let needed = match counter.limit.prepayment {
-            Prepayment::Second | Prepayment::FreeSecond => {
-                prepaid.window_end = Micros::ZERO;
+        let needed = match (counter.limit.prepayment, prepaid.window_end) {
+            (Prepayment::Second | Prepayment::FreeSecond, _) => {
+                prepaid.window_end = None;
                 held.max_admitted(&bucket, now + SECOND)
             }
-            Prepayment::Window => {
-                prepaid.window_end = window_end;
-                held.max_admitted(&bucket, window_end)
+            (Prepayment::Window, Some(start)) => {
+                let end = start + counter.limit.window;
+                prepaid.window_end = Some(end);
+                held.max_admitted(&bucket, end)
             }
-            Prepayment::Lifetime => {
-                prepaid.window_end = window_end;
+            (Prepayment::Lifetime, Some(start)) => {
+                let end = start + counter.limit.window;
+                prepaid.window_end = Some(end);
                 prepaid.hits = 0;
-                bucket.max_admitted(Tokens::MAX, held.ends_at.min(window_end) - window_start)
+                bucket.max_admitted(Tokens::MAX, held.ends_at.min(end) - start)
             }
+            // The limit has become a fixed window since the last payment.
+            (Prepayment::Window | Prepayment::Lifetime, None) => return Payment { prepaid, needs_review: true },
         };
         let is_counted = self.count_missing(&counter, &mut prepaid, needed, true, now).await;
         let needs_review = match counter.limit.prepayment {
@@ -525,7 +536,7 @@ impl<S: Store> Engine<S> {
             return;
         };
         if let Ok(counter) = self.shared_counter(snapshot, report, applied)
-            && prepaid.counter == counter.number
+            && prepaid.counter == Some(counter.number)
         {
             // Without an answer, the hits count until the window ends.
             let _ = self.pay(&counter, Action::Refund, prepaid.hits.unsigned_abs(), false, now).await;
@@ -569,7 +580,7 @@ impl<S> Engine<S> {
         let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, *applied.limit.algorithm());
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        Ok(SharedCounter { applied, limit, key, number: hasher.finish() as u32 | 1 })
+        Ok(SharedCounter { applied, limit, key, number: NonZeroU32::MIN | hasher.finish() as u32 })
     }
 
     /// Logs that a rule has a limit that cannot be divided, once until rules are loaded again.
