@@ -32,7 +32,8 @@ impl<S: Store> Engine<S> {
         request: &Request<'_>,
         now: Micros,
     ) -> Result<Verdict, DecideError> {
-        let mut prepared = self.prepare(snapshot, request, now)?;
+        snapshot.require_rules()?;
+        let mut prepared = self.prepare(snapshot, request, now);
         self.finish_grants(&prepared);
         if !prepared.needs_no_store() {
             let hits = prepared.hits();
@@ -76,25 +77,21 @@ impl<S> Engine<S> {
         request: &Request<'_>,
         now: Micros,
     ) -> Result<Verdict, DecideError> {
-        let mut prepared = self.prepare(snapshot, request, now)?;
+        snapshot.require_rules()?;
+        let mut prepared = self.prepare(snapshot, request, now);
         prepared.apply_in(memory);
         self.finish(snapshot, &mut prepared)
     }
 
-    /// Finds the limits of a request, and counts its hits as requested or refunded.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if no rules are loaded.
+    /// Finds the limits of a request, and counts its hits as requested or refunded. The snapshot must have
+    /// [rules](Snapshot::require_rules).
     pub fn prepare<'s, 'd>(
         &self,
         snapshot: &'s Snapshot,
         request: &'s Request<'d>,
         now: Micros,
-    ) -> Result<PreparedRequest<'s, 'd>, DecideError> {
-        if snapshot.compiled.awaiting_rules {
-            return Err(DecideError::NoRules);
-        }
+    ) -> PreparedRequest<'s, 'd> {
+        debug_assert!(!snapshot.awaits_rules(), "without rules nothing can be decided");
         let mut shard_by: &[Box<str>] = &[];
         let mut charge = Charge::Each;
         if let Some(domain) = snapshot.rule_set().settings_of(request.domain) {
@@ -104,7 +101,7 @@ impl<S> Engine<S> {
             }
         }
         let mut is_denied = false;
-        // It has 600 bytes, and should not be moved.
+        // It has 600 bytes. The only returned value is written where the caller wants it, without a copy.
         let mut prepared =
             PreparedRequest { request, now, descriptors: SmallVec::new(), charge, is_denied_by_switch: false };
         for (index, matched) in self.matches(snapshot, request, now).into_iter().enumerate() {
@@ -132,7 +129,7 @@ impl<S> Engine<S> {
                 prepared.join_hits_of_same_counters();
             }
         }
-        Ok(prepared)
+        prepared
     }
 
     /// Counts the decisions, decides by the failure policies where the store has not answered, and builds the verdict.
@@ -471,7 +468,7 @@ mod tests {
         let decide = |key| {
             let descriptors = SmallVec::from_elem(descriptor(&[(key, "x")], 1), 1);
             let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-            let prepared = engine.prepare(&snapshot, &request, NOW).unwrap();
+            let prepared = engine.prepare(&snapshot, &request, NOW);
             let limit = prepared.charged().next().unwrap();
             let decision = engine.apply_failure_policy(limit, StoreError::Missing, NOW);
             decision.map(|decision| (decision.allowed, decision.remaining))

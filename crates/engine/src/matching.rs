@@ -162,11 +162,11 @@ impl<S> Engine<S> {
         request: &'s Request<'_>,
         now: Micros,
     ) -> SmallVec<[Match<'s>; 1]> {
-        let descriptors = request.descriptors.iter();
-        let mut matches: SmallVec<[Match<'s>; 1]> =
-            descriptors.map(|descriptor| self.find_match(snapshot, request.domain, descriptor, now)).collect();
-        for (descriptor, matched) in request.descriptors.iter().zip(&matches) {
-            self.count_unmatched(request.domain, descriptor, matched, now);
+        let mut matches = SmallVec::<[Match<'s>; 1]>::new();
+        for descriptor in &request.descriptors {
+            let matched = self.find_match(snapshot, request.domain, descriptor, now);
+            self.count_unmatched(request.domain, descriptor, &matched, now);
+            matches.push(matched);
         }
         // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
         let mut replaced = SmallVec::<[&str; 2]>::new();

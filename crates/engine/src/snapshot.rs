@@ -6,7 +6,7 @@ use sluicegate_algorithm::Micros;
 use sluicegate_rules::RuleSet;
 
 use super::{
-    Candidate, Resource, Resources,
+    Candidate, DecideError, Resource, Resources,
     overrides::{Modes, Overrides},
     statistics::{RuleStatistics, RuleTotals, Statistics},
 };
@@ -26,7 +26,7 @@ pub(super) struct Compiled {
     /// The state of each rule, by the rule's id.
     pub(super) rule_states: Vec<RuleState>,
     /// Whether no rules have been loaded yet. Until then nothing can be decided.
-    pub(super) awaiting_rules: bool,
+    awaiting_rules: bool,
 }
 
 /// State of the service that belongs to a rule.
@@ -93,6 +93,15 @@ impl Snapshot {
     #[must_use]
     pub fn awaits_rules(&self) -> bool {
         self.compiled.awaiting_rules
+    }
+
+    /// Returns whether requests can be decided.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if no rules have been loaded yet.
+    pub fn require_rules(&self) -> Result<(), DecideError> {
+        if self.awaits_rules() { Err(DecideError::NoRules) } else { Ok(()) }
     }
 
     /// Returns the hits of each rule, by its id.
