@@ -66,6 +66,17 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if !(0.0..=1.0).contains(&self.share) {
+            return Some("record.share must be between 0 and 1");
+        }
+        None
+    }
+}
+
 /// A message to the recording thread.
 enum Message {
     /// An encoded request.

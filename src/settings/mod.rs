@@ -193,6 +193,18 @@ impl Default for RulesSettings {
     }
 }
 
+impl RulesSettings {
+    fn problem(&self) -> Option<&'static str> {
+        if !(0.0..=1.0).contains(&self.candidate_share) {
+            return Some("rules.candidate_share must be between 0 and 1");
+        }
+        if self.dir.is_some() && self.xds.server.is_some() {
+            return Some("rules.dir and rules.xds.server cannot be combined");
+        }
+        self.xds.problem()
+    }
+}
+
 /// Shutdown on SIGTERM or SIGINT.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
@@ -320,103 +332,51 @@ impl Settings {
     }
 
     fn validate(&self) -> Result<(), SettingsError> {
-        let response = &self.response;
-        let headers = [&response.limit_header, &response.remaining_header, &response.reset_header];
-        let are_headers = headers.into_iter().all(|name| http::HeaderName::try_from(name).is_ok());
-        let grafana_url = self.console.grafana_url.as_deref();
-        let zero = Duration::ZERO;
         if self.store != "memory" && !is_address(&self.store) {
             let hint = store_address::hint(&self.store);
             let message = format!("store must be memory or an address such as redis://host:6379{hint}");
             return Err(SettingsError::Invalid(message));
         }
-        for redis in [&self.redis, &self.per_second.redis] {
-            if let Some(problem) = redis.problem() {
-                return Err(SettingsError::Invalid(problem.to_owned()));
-            }
+        let problems = [
+            self.problem(),
+            self.cluster.problem(),
+            self.rules.problem(),
+            self.decisions.problem(),
+            self.response.problem(),
+            self.grpc.problem(),
+            self.http.problem(),
+            self.admin.problem(),
+            self.console.problem(),
+            self.memory.problem(),
+            self.redis.problem(),
+            self.per_second.redis.problem(),
+            self.quotas.problem(),
+            self.record.problem(),
+            self.telemetry.problem(),
+        ];
+        match problems.into_iter().flatten().next() {
+            Some(problem) => Err(SettingsError::Invalid(problem.to_owned())),
+            None => Ok(()),
         }
-        for (is_valid, message) in [
-            (
-                (0.0..=1.0).contains(&self.decisions.near_limit_ratio),
-                "decisions.near_limit_ratio must be between 0 and 1",
-            ),
-            ((0.0..=1.0).contains(&self.record.share), "record.share must be between 0 and 1"),
-            ((0.0..=1.0).contains(&self.rules.candidate_share), "rules.candidate_share must be between 0 and 1"),
-            (
-                (0.0..=1.0).contains(&self.telemetry.otlp.sample_ratio),
-                "telemetry.otlp.sample_ratio must be between 0 and 1",
-            ),
-            (are_headers, "response.*_header must be valid names of HTTP headers"),
-            (
-                self.per_second.store.as_ref().is_none_or(|store| is_address(store) && self.store != "memory"),
+    }
+
+    /// Returns a problem of several settings together, or of a URL.
+    fn problem(&self) -> Option<&'static str> {
+        if let Some(store) = &self.per_second.store
+            && (self.store == "memory" || !is_address(store))
+        {
+            return Some(
                 "per_second.store must be an address such as redis://host:6379, and store must be one as well",
-            ),
-            (
-                self.rules.dir.is_none() || self.rules.xds.server.is_none(),
-                "rules.dir and rules.xds.server cannot be combined",
-            ),
-            (
-                self.rules.xds.retry_min > zero && self.rules.xds.retry_min <= self.rules.xds.retry_max,
-                "rules.xds.retry_min must be greater than 0 and at most rules.xds.retry_max",
-            ),
-            (
-                self.rules.xds.connect_timeout > zero && self.rules.xds.max_message_bytes > 0,
-                "rules.xds.connect_timeout and rules.xds.max_message_bytes must be greater than 0",
-            ),
-            (
-                is_log_level(&self.telemetry.log.level),
-                "telemetry.log.level must be off, error, warn, info, debug or trace, or directives such as info,h2=debug",
-            ),
-            (self.grpc.max_connection_age > zero, "grpc.max_connection_age must be greater than 0"),
-            (self.telemetry.statsd.interval > zero, "telemetry.statsd.interval must be greater than 0"),
-            (
-                self.telemetry.statsd.tags.iter().all(|tag| !tag.contains('|') && !tag.contains(char::is_control)),
-                "telemetry.statsd.tags must contain neither | nor control characters",
-            ),
-            (
-                self.telemetry.otlp.timeout > zero && self.telemetry.otlp.interval > zero,
-                "telemetry.otlp.timeout and telemetry.otlp.interval must be greater than 0",
-            ),
-            (self.grpc.keepalive_interval > zero, "grpc.keepalive_interval must be greater than 0"),
-            (
-                self.http.metrics_path.starts_with('/') && !self.http.metrics_path.contains(['{', '}', '*', ':']),
-                "http.metrics_path must be a path such as /metrics",
-            ),
-            (self.grpc.max_connections > 0, "grpc.max_connections must be greater than 0"),
-            (
-                self.http.max_connections > 0 && self.admin.max_connections > 0,
-                "http.max_connections and admin.max_connections must be greater than 0",
-            ),
-            (
-                self.cluster.is_secured(),
-                "cluster.peers needs cluster.tls.cert_file, cluster.tls.key_file and cluster.tls.ca_file, or \
-                 cluster.allow_plaintext = true without them",
-            ),
-            (self.quotas.is_valid(), "quotas.ttl must be a whole number of seconds between 1s and 290s"),
-            (
-                self.cluster.sync >= Duration::from_millis(10) && self.cluster.sync <= Duration::from_secs(10),
-                "cluster.sync must be between 10ms and 10s",
-            ),
-            (self.memory.max_counters > 0, "memory.max_counters must be greater than 0"),
-            (
-                grafana_url.is_none_or(|url| url.starts_with("https://") || url.starts_with("http://")),
-                "console.grafana_url must begin with https:// or http://",
-            ),
-            // They would not be sent, but be logged.
-            (
-                !self.telemetry.otlp.endpoints().any(has_credentials),
-                "telemetry.otlp.endpoint must not contain credentials; set telemetry.otlp.headers",
-            ),
-            (
-                !self.rules.xds.server.as_deref().is_some_and(has_credentials),
-                "rules.xds.server must not contain credentials; set rules.xds.headers",
-            ),
-        ] {
-            if !is_valid {
-                return Err(SettingsError::Invalid(message.to_owned()));
-            }
+            );
         }
-        Ok(())
+        // Credentials would not be sent, but be logged.
+        if self.telemetry.otlp.endpoints().any(has_credentials) {
+            return Some("telemetry.otlp.endpoint must not contain credentials; set telemetry.otlp.headers");
+        }
+        if self.rules.xds.server.as_deref().is_some_and(has_credentials) {
+            return Some("rules.xds.server must not contain credentials; set rules.xds.headers");
+        }
+        None
     }
 
     /// Returns the number of worker threads.
@@ -445,15 +405,6 @@ impl Settings {
         let masked = Self { store, redis, per_second, rules, telemetry, ..self.clone() };
         toml::to_string(&masked).unwrap_or_else(|error| format!("# {error}\n"))
     }
-}
-
-/// Returns whether a text can be meant as a level of the log. One word is otherwise the name of a module, of which
-/// everything would be logged, and nothing of the others.
-fn is_log_level(text: &str) -> bool {
-    let levels = ["off", "error", "warn", "info", "debug", "trace"];
-    let is_word = text.chars().all(|letter| letter.is_ascii_alphabetic());
-    let is_level = levels.iter().any(|level| level.eq_ignore_ascii_case(text));
-    is_level || !is_word || text == "sluicegate"
 }
 
 /// Describes an error without the text of a value or of a line, which may be a secret.

@@ -49,6 +49,17 @@ pub enum LogFormat {
 }
 
 impl LogSettings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if !is_level(&self.level) {
+            return Some(
+                "telemetry.log.level must be off, error, warn, info, debug or trace, or directives such as info,h2=debug",
+            );
+        }
+        None
+    }
+
     /// Starts logging for the whole process.
     ///
     /// # Errors
@@ -68,6 +79,15 @@ impl LogSettings {
         };
         started.map_err(|error| TelemetryError(error.to_string()))
     }
+}
+
+/// Returns whether a text can be meant as a level of the log. One word is otherwise the name of a module, of which
+/// everything would be logged, and nothing of the others.
+fn is_level(text: &str) -> bool {
+    let levels = ["off", "error", "warn", "info", "debug", "trace"];
+    let is_word = text.chars().all(|letter| letter.is_ascii_alphabetic());
+    let is_known = levels.iter().any(|level| level.eq_ignore_ascii_case(text));
+    is_known || !is_word || text == "sluicegate"
 }
 
 /// Formatter that writes `@timestamp`, `@message`, `level` and `logger`, and the event's own fields.

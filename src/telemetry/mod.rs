@@ -58,6 +58,14 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        self.log.problem().or_else(|| self.otlp.problem()).or_else(|| self.statsd.problem())
+    }
+}
+
 /// Error returned when telemetry cannot be set up.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up telemetry: {0}")]

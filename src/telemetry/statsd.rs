@@ -54,6 +54,20 @@ impl Default for StatsdSettings {
     }
 }
 
+impl StatsdSettings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if self.interval.is_zero() {
+            return Some("telemetry.statsd.interval must be greater than 0");
+        }
+        if self.tags.iter().any(|tag| tag.contains('|') || tag.contains(char::is_control)) {
+            return Some("telemetry.statsd.tags must contain neither | nor control characters");
+        }
+        None
+    }
+}
+
 /// Protocol of a statsd server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

@@ -56,3 +56,14 @@ impl Default for Settings {
         }
     }
 }
+
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if !(0.0..=1.0).contains(&self.near_limit_ratio) {
+            return Some("decisions.near_limit_ratio must be between 0 and 1");
+        }
+        None
+    }
+}

@@ -83,11 +83,14 @@ impl Settings {
         Micros::new(self.ttl.as_micros() as u64) + DELIVERY_TIME
     }
 
-    /// Returns whether the lifetime is in whole seconds and has a valid length.
+    /// Returns a problem of the settings, or `None` if they are valid.
     #[must_use]
-    pub fn is_valid(&self) -> bool {
-        let secs = Duration::from_secs(self.ttl.as_secs());
-        self.ttl == secs && (1..=Assignments::MAX_TTL.floor_secs() - 10).contains(&self.ttl.as_secs())
+    pub fn problem(&self) -> Option<&'static str> {
+        let is_whole = self.ttl == Duration::from_secs(self.ttl.as_secs());
+        if !is_whole || !(1..=Assignments::MAX_TTL.floor_secs() - 10).contains(&self.ttl.as_secs()) {
+            return Some("quotas.ttl must be a whole number of seconds between 1s and 290s");
+        }
+        None
     }
 }
 

@@ -128,6 +128,18 @@ pub struct OtlpTlsSettings {
 }
 
 impl OtlpSettings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if !(0.0..=1.0).contains(&self.sample_ratio) {
+            return Some("telemetry.otlp.sample_ratio must be between 0 and 1");
+        }
+        if self.timeout.is_zero() || self.interval.is_zero() {
+            return Some("telemetry.otlp.timeout and telemetry.otlp.interval must be greater than 0");
+        }
+        None
+    }
+
     /// Returns whether metrics are exported.
     #[must_use]
     pub const fn exports_metrics(&self) -> bool {

@@ -88,6 +88,17 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if self.max_connections == 0 {
+            return Some("admin.max_connections must be greater than 0");
+        }
+        None
+    }
+}
+
 /// Error returned when the admin API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum AdminServerError {

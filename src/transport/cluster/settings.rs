@@ -76,9 +76,23 @@ impl Settings {
         if self.has_peers() { NonZeroU32::MIN } else { self.instances }
     }
 
-    /// Returns whether the settings are complete: certificates, or none and plaintext is allowed.
+    /// Returns a problem of the settings, or `None` if they are valid.
     #[must_use]
-    pub fn is_secured(&self) -> bool {
+    pub fn problem(&self) -> Option<&'static str> {
+        if !self.is_secured() {
+            return Some(
+                "cluster.peers needs cluster.tls.cert_file, cluster.tls.key_file and cluster.tls.ca_file, or \
+                 cluster.allow_plaintext = true without them",
+            );
+        }
+        if self.sync < Duration::from_millis(10) || self.sync > Duration::from_secs(10) {
+            return Some("cluster.sync must be between 10ms and 10s");
+        }
+        None
+    }
+
+    /// Returns whether the settings are complete: certificates, or none and plaintext is allowed.
+    fn is_secured(&self) -> bool {
         let TlsSettings { cert_file, key_file, ca_file, server_name } = &self.tls;
         let files = [cert_file, key_file, ca_file].map(Option::is_some);
         match files {

@@ -33,6 +33,18 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        let url = self.grafana_url.as_deref()?;
+        if url.starts_with("https://") || url.starts_with("http://") {
+            return None;
+        }
+        Some("console.grafana_url must begin with https:// or http://")
+    }
+}
+
 /// Which callers without a token may read names of entities.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]

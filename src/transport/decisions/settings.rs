@@ -1,5 +1,6 @@
 //! [`ResponseSettings`]: the content of responses besides the verdict.
 
+use http::HeaderName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -50,5 +51,18 @@ impl Default for ResponseSettings {
             soft_header: "RateLimit-Soft".into(),
             dynamic_metadata: false,
         }
+    }
+}
+
+impl ResponseSettings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        for name in [&self.limit_header, &self.remaining_header, &self.reset_header] {
+            if HeaderName::try_from(name).is_err() {
+                return Some("response.*_header must be valid names of HTTP headers");
+            }
+        }
+        None
     }
 }

@@ -63,3 +63,20 @@ impl Default for Settings {
         }
     }
 }
+
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if self.max_connection_age.is_zero() {
+            return Some("grpc.max_connection_age must be greater than 0");
+        }
+        if self.keepalive_interval.is_zero() {
+            return Some("grpc.keepalive_interval must be greater than 0");
+        }
+        if self.max_connections == 0 {
+            return Some("grpc.max_connections must be greater than 0");
+        }
+        None
+    }
+}

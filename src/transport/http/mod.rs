@@ -80,6 +80,20 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if !self.metrics_path.starts_with('/') || self.metrics_path.contains(['{', '}', '*', ':']) {
+            return Some("http.metrics_path must be a path such as /metrics");
+        }
+        if self.max_connections == 0 {
+            return Some("http.max_connections must be greater than 0");
+        }
+        None
+    }
+}
+
 /// The HTTP listeners, each with its pages.
 pub struct Server(Vec<(HttpServer, Pages)>);
 

@@ -60,6 +60,18 @@ impl Default for Settings {
 }
 
 impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if self.retry_min.is_zero() || self.retry_min > self.retry_max {
+            return Some("rules.xds.retry_min must be greater than 0 and at most rules.xds.retry_max");
+        }
+        if self.connect_timeout.is_zero() || self.max_message_bytes == 0 {
+            return Some("rules.xds.connect_timeout and rules.xds.max_message_bytes must be greater than 0");
+        }
+        None
+    }
+
     /// Returns the settings without the values of headers, for printing.
     #[must_use]
     pub fn masked(&self) -> Self {

@@ -58,6 +58,17 @@ impl Default for Settings {
     }
 }
 
+impl Settings {
+    /// Returns a problem of the settings, or `None` if they are valid.
+    #[must_use]
+    pub fn problem(&self) -> Option<&'static str> {
+        if self.max_counters == 0 {
+            return Some("memory.max_counters must be greater than 0");
+        }
+        None
+    }
+}
+
 /// Usage statistics of the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
