@@ -123,7 +123,7 @@ impl Member {
 /// Starts instances that share a counter in Redis.
 fn start_in_redis(remote: &Remote, tasks: &tokio::task::LocalSet) -> Vec<Member> {
     let instance = |_| {
-        let shared = local::Shared::new(
+        let shared = local::LocalState::new(
             &local::DenyCacheSettings::default(),
             &local::LeaseSettings::default(),
             &local::EventualSettings::default(),

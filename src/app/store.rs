@@ -13,7 +13,7 @@ use crate::{
 /// The store that the settings select: one for all workers, or a connection to Redis for each.
 pub(super) enum StoreSetup {
     Memory(Arc<Memory>),
-    Redis(Box<store::redis::Setup>, Arc<local::Shared>),
+    Redis(Box<store::redis::Setup>, Arc<local::LocalState>),
 }
 
 impl StoreSetup {
@@ -32,7 +32,7 @@ impl StoreSetup {
         };
         let metrics = Arc::clone(&metrics.local);
         let shared =
-            local::Shared::new(&settings.deny_cache, &settings.lease, &settings.eventual, TimeSource::Own, metrics);
+            local::LocalState::new(&settings.deny_cache, &settings.lease, &settings.eventual, TimeSource::Own, metrics);
         Ok(Self::Redis(Box::new(setup), shared))
     }
 

@@ -379,7 +379,8 @@ descriptors:
         let settings = redis::Settings::default();
         let setup = redis::Setup::new("redis://127.0.0.1:1", &settings, TimeSource::Own, Arc::clone(&metrics.redis));
         let (deny_cache, leases, eventual) = Default::default();
-        let shared = local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Own, Arc::clone(&metrics.local));
+        let shared =
+            local::LocalState::new(&deny_cache, &leases, &eventual, TimeSource::Own, Arc::clone(&metrics.local));
         let store = AnyStore::Redis(Local::new(setup.unwrap().connect(worker), shared, worker));
         let admin = Admin { engine: admin.engine.with_store(store), ..admin };
         let snapshot = admin.in_force.snapshot().load_full();

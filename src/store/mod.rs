@@ -9,7 +9,7 @@ pub mod overrides;
 pub use metrics::Metrics;
 pub use sluicegate_local::{self as local, Local};
 pub use sluicegate_peers::{self as peers, Peers};
-pub use sluicegate_redis::{self as redis, ActivityReports, Redis, redact};
+pub use sluicegate_redis::{self as redis, Redis, SharedActivity, redact};
 pub use sluicegate_store::{
     AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
     StepOutcomes, Store, StoreError, TimeSource, identity, memory, next_answer, only_answer, pending,
@@ -169,7 +169,7 @@ mod tests {
             let (metrics, worker, settings) = (Metrics::new(1), WorkerId(0), redis::Settings::default());
             let (deny_cache, leases, eventual) = Default::default();
             let local = Arc::clone(&metrics.local);
-            let shared = local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Caller, local);
+            let shared = local::LocalState::new(&deny_cache, &leases, &eventual, TimeSource::Caller, local);
             let setup = redis::Setup::new(url, &settings, TimeSource::Caller, Arc::clone(&metrics.redis)).unwrap();
             AnyStore::Redis(Local::new(setup.connect(worker), shared, worker))
         };

@@ -44,7 +44,7 @@ async fn connect_with(url: &str, settings: redis::Settings, time: TimeSource, ma
     let (leases, eventual) = (local::LeaseSettings::default(), local::EventualSettings::default());
     Local::new(
         redis,
-        local::Shared::new(&deny_cache, &leases, &eventual, TimeSource::Caller, local::Metrics::new(1)),
+        local::LocalState::new(&deny_cache, &leases, &eventual, TimeSource::Caller, local::Metrics::new(1)),
         WorkerId(0),
     )
 }

@@ -204,7 +204,7 @@ fn instance(world: &Arc<World>, leases: bool) -> Local<Remote> {
     let settings =
         local::LeaseSettings { max_counters: if leases { 64 } else { 0 }, ..local::LeaseSettings::default() };
     let time_source = if world.fault == Fault::WallClock { TimeSource::Caller } else { TimeSource::Own };
-    let shared = local::Shared::new(
+    let shared = local::LocalState::new(
         &deny_cache,
         &settings,
         &local::EventualSettings::default(),

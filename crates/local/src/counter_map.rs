@@ -33,7 +33,7 @@ impl<E> CounterMap<E> {
     /// Applies `act` to the entry. Returns `None` if there is no such entry.
     pub(super) fn find<R>(&self, identity: u128, act: impl FnOnce(&mut E) -> R) -> Option<R> {
         let mut shard = self.shard(identity);
-        shard.find_mut(table_hash(identity), |entity| entity.0 == identity).map(|entity| act(&mut entity.1))
+        shard.find_mut(table_hash(identity), |counter| counter.0 == identity).map(|counter| act(&mut counter.1))
     }
 
     /// Applies `act` to the entry, which is created by `new` if it does not exist.
@@ -46,15 +46,15 @@ impl<E> CounterMap<E> {
         act: impl FnOnce(&mut E) -> R,
     ) -> Option<R> {
         let mut shard = self.shard(identity);
-        match shard.entry(table_hash(identity), |entity| entity.0 == identity, |entity| table_hash(entity.0)) {
-            Entry::Occupied(mut entity) => Some(act(&mut entity.get_mut().1)),
+        match shard.entry(table_hash(identity), |counter| counter.0 == identity, |counter| table_hash(counter.0)) {
+            Entry::Occupied(mut counter) => Some(act(&mut counter.get_mut().1)),
             Entry::Vacant(vacant) => {
                 if self.count.load(Relaxed) >= self.max_entries {
                     return None;
                 }
-                let entity = new()?;
+                let counter = new()?;
                 self.count.fetch_add(1, Relaxed);
-                Some(act(&mut vacant.insert((identity, entity)).get_mut().1))
+                Some(act(&mut vacant.insert((identity, counter)).get_mut().1))
             }
         }
     }
@@ -73,7 +73,7 @@ impl<E> CounterMap<E> {
             let shard = &self.shards[shard % SHARDS];
             let mut shard = shard.lock();
             let before = shard.len();
-            shard.retain(|entity| keep(&mut entity.1));
+            shard.retain(|counter| keep(&mut counter.1));
             self.count.fetch_sub(before - shard.len(), Relaxed);
         }
     }
@@ -93,29 +93,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_an_entity_by_its_whole_identity_and_is_bounded() {
-        let entities = CounterMap::new(2);
-        assert!(entities.is_empty() && entities.find(1, |_: &mut u32| ()).is_none());
+    fn finds_a_counter_by_its_whole_identity_and_is_bounded() {
+        let counters = CounterMap::new(2);
+        assert!(counters.is_empty() && counters.find(1, |_: &mut u32| ()).is_none());
         let add = |identity: u128| {
-            entities.with_or_insert(
+            counters.with_or_insert(
                 identity,
                 || Some(0),
-                |entity| {
-                    *entity += 1;
-                    *entity
+                |counter| {
+                    *counter += 1;
+                    *counter
                 },
             )
         };
         let (one, other) = (7, 7 | 1 << 64);
         assert_eq!((add(one), add(one), add(other), add(8)), (Some(1), Some(2), Some(1), None));
-        assert!(!entities.is_empty());
-        assert_eq!((entities.find(one, |value| *value), entities.find(other, |value| *value)), (Some(2), Some(1)));
-        assert_eq!(entities.with_or_insert(9, || None, |entity| *entity), None);
-        entities.retain_in_shards(1..SHARDS, |_| false);
-        assert_eq!(entities.find(one, |value| *value), Some(2), "it is in the first shard");
-        entities.retain(|entity| *entity == 2);
-        assert_eq!((entities.find(other, |value| *value), add(8), add(9)), (None, Some(1), None));
-        entities.retain_in_shards(SHARDS..SHARDS + 1, |_| false);
-        assert!(entities.is_empty());
+        assert!(!counters.is_empty());
+        assert_eq!((counters.find(one, |value| *value), counters.find(other, |value| *value)), (Some(2), Some(1)));
+        assert_eq!(counters.with_or_insert(9, || None, |counter| *counter), None);
+        counters.retain_in_shards(1..SHARDS, |_| false);
+        assert_eq!(counters.find(one, |value| *value), Some(2), "it is in the first shard");
+        counters.retain(|counter| *counter == 2);
+        assert_eq!((counters.find(other, |value| *value), add(8), add(9)), (None, Some(1), None));
+        counters.retain_in_shards(SHARDS..SHARDS + 1, |_| false);
+        assert!(counters.is_empty());
     }
 }

@@ -45,7 +45,7 @@ use self::{
 };
 
 /// The state that all workers of an instance share: deny cache, leases and eventual counters.
-pub struct Shared {
+pub struct LocalState {
     deny_cache: Option<DenyCache>,
     leases: Option<Leases>,
     eventual_counters: Option<EventualCounters>,
@@ -56,8 +56,8 @@ pub struct Shared {
     metrics: Arc<Metrics>,
 }
 
-impl Shared {
-    /// Creates an empty shared state.
+impl LocalState {
+    /// Creates an empty state.
     #[must_use]
     pub fn new(
         deny_cache: &DenyCacheSettings,
@@ -99,14 +99,14 @@ impl Shared {
 #[derive(Clone)]
 pub struct Local<S> {
     store: S,
-    shared: Arc<Shared>,
+    state: Arc<LocalState>,
     worker: WorkerId,
 }
 
 impl<S> Local<S> {
     /// Wraps the store of one worker.
-    pub fn new(store: S, shared: Arc<Shared>, worker: WorkerId) -> Self {
-        Self { store, shared, worker }
+    pub fn new(store: S, state: Arc<LocalState>, worker: WorkerId) -> Self {
+        Self { store, state, worker }
     }
 
     /// Returns the wrapped store.
@@ -117,7 +117,7 @@ impl<S> Local<S> {
     /// Returns the metrics that all workers share.
     #[must_use]
     pub fn metrics(&self) -> &Metrics {
-        &self.shared.metrics
+        &self.state.metrics
     }
 }
 
@@ -130,8 +130,8 @@ struct CallTime {
 
 impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
     async fn apply(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> HitDecisions {
-        let time = CallTime { now, local: self.shared.time(now) };
-        match &self.shared.eventual_counters {
+        let time = CallTime { now, local: self.state.time(now) };
+        match &self.state.eventual_counters {
             Some(counters) if hits.iter().any(|hit| hit.counter.consistency == Consistency::Eventual) => {
                 self.apply_eventual(counters, hits, charge, time).await
             }
@@ -148,21 +148,21 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
     /// Deletes a counter in the store and in the deny cache, and returns whether it existed in the store.
     async fn delete(&self, name: &[u8], per_second: bool) -> Result<bool, StoreError> {
         let existed = self.store.delete(name, per_second).await?;
-        if let Some(deny_cache) = &self.shared.deny_cache {
-            deny_cache.invalidate(self.shared.identity_of(name, per_second));
+        if let Some(deny_cache) = &self.state.deny_cache {
+            deny_cache.invalidate(self.state.identity_of(name, per_second));
         }
         Ok(existed)
     }
 
     fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64 {
-        let Some(leases) = &self.shared.leases else {
+        let Some(leases) = &self.state.leases else {
             return 0;
         };
-        let identity = self.shared.identity_of(&counter.name, counter.per_second);
-        let Some(grant) = leases.report(identity, id, used, self.shared.time(now)) else {
+        let identity = self.state.identity_of(&counter.name, counter.per_second);
+        let Some(grant) = leases.report(identity, id, used, self.state.time(now)) else {
             return 0;
         };
-        self.shared.metrics.add_grant_report(self.worker, grant.used, grant.returned);
+        self.state.metrics.add_grant_report(self.worker, grant.used, grant.returned);
         if let Some(rollback) = grant.rollback {
             self.spawn_call(rollback, now);
         }
@@ -173,7 +173,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Store for Local<S> {
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides hits from leases, the deny cache or the store.
     async fn apply_leased(&self, hits: &[Hit<&Counter>], charge: Charge, time: CallTime) -> HitDecisions {
-        match &self.shared.leases {
+        match &self.state.leases {
             Some(leases) if hits.iter().any(|hit| hit.counter.consistency == Consistency::Leased) => {
                 let payments = self.take_from_leases(leases, hits, time);
                 if let Some(all) = payments.iter().map(|payment| payment.decision.map(from_lease)).collect() {
@@ -187,7 +187,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Takes hits from leases as far as they cover them, and starts the calls that refill the leases.
     fn take_from_leases(&self, leases: &Leases, hits: &[Hit<&Counter>], time: CallTime) -> SmallVec<[LeasePayment; 2]> {
-        let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.shared.identity(hit)).collect();
+        let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.state.identity(hit)).collect();
         let LeasePayments { payments, calls } = leases.take(hits, &identities, time.local);
         for call in calls {
             self.spawn_call(call, time.now);
@@ -203,14 +203,14 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
                 granted_hits += u64::from(grant.hits.get());
             }
         }
-        self.shared.metrics.add_lease_decisions(self.worker, decisions);
-        self.shared.metrics.add_granted_hits(self.worker, granted_hits);
+        self.state.metrics.add_lease_decisions(self.worker, decisions);
+        self.state.metrics.add_granted_hits(self.worker, granted_hits);
         payments
     }
 
     /// Decides the costs that leases did not cover, and acquires leases for the counters concerned.
     ///
-    /// A denied hit returns its [`LeasePayment`] to the lease. Under [`Charge::All`], a denied binding hit returns all
+    /// A denied hit returns its [`LeasePayment`] to the lease. Under [`Charge::All`], a denied blocking hit returns all
     /// payments.
     async fn apply_unpaid(
         &self,
@@ -231,7 +231,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         let mut answers = answers.into_iter();
         let mut decisions = HitDecisions::with_capacity(hits.len());
         for (hit, payment) in hits.iter().zip(payments) {
-            let identity = self.shared.identity(hit);
+            let identity = self.state.identity(hit);
             let decision = match payment.decision {
                 Some(decision) if is_blocked => from_lease(decision.rolled_back(payment.hits)),
                 Some(decision) => from_lease(decision),
@@ -265,10 +265,10 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Makes a store call for a lease, and rolls back hits that the lease cannot use.
     async fn run_call(&self, call: StoreCall, now: Micros) {
-        let Some(leases) = &self.shared.leases else {
+        let Some(leases) = &self.state.leases else {
             return;
         };
-        let called_at = self.shared.time(now);
+        let called_at = self.state.time(now);
         let outcome = self.execute(&call, now).await;
         if !call.hit.action.releases()
             && let Some(rollback) = leases.complete(&call, outcome.as_ref(), called_at)
@@ -279,9 +279,9 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     async fn execute(&self, call: &StoreCall, now: Micros) -> Option<StepOutcome> {
         let outcome = only_answer(self.store.step(&[call.hit.borrowed()], Charge::Each, now).await).ok();
-        self.shared.metrics.add_store_call(self.worker, call, outcome.as_ref());
+        self.state.metrics.add_store_call(self.worker, call, outcome.as_ref());
         if call.hit.action.releases()
-            && let Some(deny_cache) = &self.shared.deny_cache
+            && let Some(deny_cache) = &self.state.deny_cache
         {
             deny_cache.invalidate(call.identity);
         }
@@ -290,19 +290,19 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Returns idle leases to the store, and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
-        let local_now = self.shared.time(now);
-        let leases = self.shared.leases.as_ref().map(|leases| leases.sweep(local_now)).unwrap_or_default();
-        self.shared.metrics.add_unreported_grant_hits(self.worker, leases.unreported);
-        let counters = self.shared.eventual_counters.as_ref();
+        let local_now = self.state.time(now);
+        let leases = self.state.leases.as_ref().map(|leases| leases.sweep(local_now)).unwrap_or_default();
+        self.state.metrics.add_unreported_grant_hits(self.worker, leases.unreported);
+        let counters = self.state.eventual_counters.as_ref();
         let reports = counters.map(|counters| counters.sweep(local_now)).unwrap_or_default();
         self.run_calls(leases.calls, reports, now).await;
     }
 
     /// Returns all leases to the store, and reports all hits of eventual counters. To be called at shutdown.
     pub async fn return_all(&self, now: Micros) {
-        let local_now = self.shared.time(now);
-        let returns = self.shared.leases.as_ref().map(|leases| leases.drain(local_now)).unwrap_or_default();
-        let counters = self.shared.eventual_counters.as_ref();
+        let local_now = self.state.time(now);
+        let returns = self.state.leases.as_ref().map(|leases| leases.drain(local_now)).unwrap_or_default();
+        let counters = self.state.eventual_counters.as_ref();
         let reports = counters.map(|counters| counters.drain(local_now)).unwrap_or_default();
         self.run_calls(returns, reports, now).await;
     }
@@ -311,7 +311,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     async fn run_calls(&self, lease_calls: Vec<StoreCall>, reports: Vec<StoreCall>, now: Micros) {
         let run_lease_calls = join_all(lease_calls.into_iter().map(|call| self.run_call(call, now)));
         let run_reports = async {
-            if let Some(counters) = &self.shared.eventual_counters {
+            if let Some(counters) = &self.state.eventual_counters {
                 join_all(reports.into_iter().map(|call| self.run_report(counters, call, now))).await;
             }
         };
@@ -320,7 +320,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Decides hits from the deny cache or in the store.
     async fn apply_with_deny_cache(&self, hits: &[Hit<&Counter>], charge: Charge, time: CallTime) -> HitDecisions {
-        let Some(deny_cache) = &self.shared.deny_cache else {
+        let Some(deny_cache) = &self.state.deny_cache else {
             let outcomes = self.store.step(hits, charge, time.now).await;
             let mut decisions = HitDecisions::with_capacity(hits.len());
             for (hit, outcome) in hits.iter().zip(outcomes) {
@@ -331,9 +331,9 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         // Most requests have one hit. This branch makes their future small while it waits, and denials from the cache
         // cheap.
         if let [hit] = hits {
-            let lookup = deny_cache.lookup(hit, self.shared.identity(hit));
+            let lookup = deny_cache.lookup(hit, self.state.identity(hit));
             if let Some(decision) = deny_cache.get(hit, &lookup, time.local) {
-                self.shared.metrics.add_deny_cache_denials(self.worker, 1);
+                self.state.metrics.add_deny_cache_denials(self.worker, 1);
                 return std::iter::once(from_deny_cache(decision)).collect();
             }
             let outcome = only_answer(self.store.step(hits, charge, time.now).await);
@@ -351,10 +351,10 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         charge: Charge,
         time: CallTime,
     ) -> HitDecisions {
-        let lookups: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.shared.identity(hit))).collect();
+        let lookups: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.state.identity(hit))).collect();
         let cached = deny_cache.cached(hits, lookups, time.local);
         let denials = cached.iter().filter(|cached| cached.denial.is_some()).count();
-        self.shared.metrics.add_deny_cache_denials(self.worker, denials as u64);
+        self.state.metrics.add_deny_cache_denials(self.worker, denials as u64);
         if let Some(all) = cached.iter().map(|cached| cached.denial.map(from_deny_cache)).collect() {
             return all;
         }
@@ -363,7 +363,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Decides the hits without a cached denial in the store.
     ///
-    /// Under [`Charge::All`], these hits are only peeked if a binding hit has a cached denial.
+    /// Under [`Charge::All`], these hits are only peeked if a blocking hit has a cached denial.
     async fn apply_uncached(
         &self,
         deny_cache: &DenyCache,

@@ -115,9 +115,9 @@ type Summary = (Decider, bool, [u64; 2]);
 impl Instance {
     fn new() -> Self {
         let (deny_cache, leases, eventual) = Default::default();
-        let shared = Shared::new(&deny_cache, &leases, &eventual, TimeSource::Caller, Metrics::new(1));
+        let state = LocalState::new(&deny_cache, &leases, &eventual, TimeSource::Caller, Metrics::new(1));
         let store = Remote::default();
-        Self { local: Local::new(store.clone(), shared, WorkerId(0)), store }
+        Self { local: Local::new(store.clone(), state, WorkerId(0)), store }
     }
 
     /// Decides hits, and lets the calls in the background end.
@@ -145,7 +145,7 @@ impl Instance {
     /// Returns the metrics that are not 0, by their exported names without prefix and suffix.
     fn metrics(&self) -> Vec<(String, u64)> {
         let meter = TestMeter::default();
-        self.local.shared.metrics.observe(&meter);
+        self.local.state.metrics.observe(&meter);
         let name = |name: &str| Some(name.strip_prefix("sluicegate_")?.strip_suffix("_total")?.to_owned());
         let counters = meter.counters().into_iter().filter(|(_, value)| *value > 0);
         counters.filter_map(|(full_name, value)| Some((name(&full_name)?, value))).collect()

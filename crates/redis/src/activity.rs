@@ -8,7 +8,7 @@ use super::Redis;
 
 /// The reports of instances about their activity.
 #[derive(Clone, Debug, Default)]
-pub struct ActivityReports {
+pub struct SharedActivity {
     /// Whether any instance reads reports at the moment.
     pub is_read: bool,
     /// The report of each instance, by its name. Empty unless the caller reads them.
@@ -42,7 +42,7 @@ impl Redis {
         report: Option<&[u8]>,
         read: bool,
         outdated: &[String],
-    ) -> Result<ActivityReports, StoreError> {
+    ) -> Result<SharedActivity, StoreError> {
         let mut call = redis::cmd("EVAL");
         call.arg(SCRIPT).arg(2).arg(self.override_key("activity_read")).arg(self.override_key("activity"));
         call.arg(if read { "1" } else { "0" }).arg(instance).arg(report.unwrap_or_default()).arg(outdated);
@@ -52,6 +52,6 @@ impl Redis {
         let [is_read, reports] = <[Value; 2]>::try_from(reply).map_err(|_| StoreError::Rejected)?;
         let is_read: i64 = from_redis_value(is_read).map_err(|_| StoreError::Rejected)?;
         let reports = from_redis_value(reports).map_err(|_| StoreError::Rejected)?;
-        Ok(ActivityReports { is_read: is_read != 0, reports })
+        Ok(SharedActivity { is_read: is_read != 0, reports })
     }
 }

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use super::{
-    Shared,
+    Deployment,
     combined_script::{self, Call, Keys, Outcome, Step},
     node::{CallError, Node, Redirect},
     response_batching::{CallGroups, ResponseBatching},
@@ -47,7 +47,7 @@ pub(super) struct RequestSteps {
 pub(super) struct Batcher {
     node: Arc<Node>,
     response_batching: ResponseBatching,
-    shared: Arc<Shared>,
+    deployment: Arc<Deployment>,
     pending: Mutex<Pending>,
     ready: Notify,
     /// Whether the server has rejected a call with keys of several slots.
@@ -78,13 +78,18 @@ struct Waiter {
 
 impl Batcher {
     /// Starts a batcher that sends calls until it is closed or the current runtime ends.
-    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId, groups: &Arc<CallGroups>) -> Arc<Self> {
-        let node = Node::start(server, Arc::clone(&shared), worker);
+    pub(super) fn start(
+        server: Server,
+        deployment: Arc<Deployment>,
+        worker: WorkerId,
+        groups: &Arc<CallGroups>,
+    ) -> Arc<Self> {
+        let node = Node::start(server, Arc::clone(&deployment), worker);
         let response_batching = ResponseBatching::new(groups);
         let batcher = Arc::new(Self {
             node,
             response_batching,
-            shared,
+            deployment,
             pending: Mutex::default(),
             ready: Notify::new(),
             single_slot: AtomicBool::new(false),
@@ -153,8 +158,8 @@ impl Batcher {
         asking: bool,
     ) -> Result<RequestSteps, CallError> {
         let mut call = Call::default();
-        self.shared.script.add(&mut call, hits, charge, now);
-        let command = self.shared.script.command(&call, Keys::Declared);
+        self.deployment.script.add(&mut call, hits, charge, now);
+        let command = self.deployment.script.command(&call, Keys::Declared);
         let reply = self.node.call(&command, asking).await?;
         let Some((at, mut reply_steps)) = combined_script::parse_reply(&reply) else {
             return Err(self.node.mark_suspect());
@@ -182,7 +187,7 @@ impl Batcher {
         slot: Option<u16>,
         answer: oneshot::Sender<Result<RequestSteps, CallError>>,
     ) {
-        let can_join = self.shared.script.can_join_requests();
+        let can_join = self.deployment.script.can_join_requests();
         let mut pending = self.pending();
         if pending.closed {
             return;
@@ -196,7 +201,7 @@ impl Batcher {
             }
         };
         let batch = &mut pending.batches[index];
-        self.shared.script.add(&mut batch.call, hits, charge, now);
+        self.deployment.script.add(&mut batch.call, hits, charge, now);
         batch.waiters.push(Waiter { hits: hits.len(), answer });
         drop(pending);
         self.ready.notify_one();
@@ -210,11 +215,11 @@ impl Batcher {
             for batch in batches {
                 // Only a cluster has slots; elsewhere all keys can be declared.
                 let keys = match batch.slot {
-                    None if self.shared.topology.is_cluster() => Keys::AsArguments,
+                    None if self.deployment.topology.is_cluster() => Keys::AsArguments,
                     _ => Keys::Declared,
                 };
                 let this = Arc::clone(&self);
-                let command = self.shared.script.command(&batch.call, keys);
+                let command = self.deployment.script.command(&batch.call, keys);
                 let call = self.response_batching.sent();
                 tokio::spawn(async move {
                     let reply = this.node.call(&command, false).await;
@@ -282,9 +287,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_closed_batcher_leaves_its_server() {
         let metrics = Metrics::new(1);
-        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), TimeSource::Own, &metrics).unwrap();
-        let server = shared.topology.view().borrow().servers[0].clone();
-        let batcher = Batcher::start(server, Arc::clone(&shared), WorkerId(0), &Arc::default());
+        let deployment =
+            Deployment::new("redis://127.0.0.1:1", &Settings::default(), TimeSource::Own, &metrics).unwrap();
+        let server = deployment.topology.view().borrow().servers[0].clone();
+        let batcher = Batcher::start(server, Arc::clone(&deployment), WorkerId(0), &Arc::default());
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!((Arc::strong_count(&batcher), metrics.health().servers().len()), (2, 1));
         batcher.close();

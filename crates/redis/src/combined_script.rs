@@ -43,8 +43,8 @@ const MAIN: &str = include_str!("main.lua");
 const HEADER: usize = 5;
 /// Flag in the script's number: the first hit of a group that is charged together.
 const LEADER: u8 = 128;
-/// Flag in the action: a binding hit of a group that is charged together.
-const BINDING: u8 = 128;
+/// Flag in the action: a blocking hit of a group that is charged together.
+const BLOCKING: u8 = 128;
 /// Action of a take that counts [`Hit::AHEAD`] later.
 const TAKE_AHEAD: u8 = 4;
 /// Maximum jitter for any setting: an unused key outlives its use by at most one day.
@@ -193,7 +193,7 @@ impl CombinedScript {
         cmd
     }
 
-    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<&Counter>, group_size: usize, binding: bool, now: Micros) {
+    fn write_record(&self, records: &mut Vec<u8>, hit: &Hit<&Counter>, group_size: usize, blocks: bool, now: Micros) {
         let jitter = rand::random_range(0..self.jitter_millis);
         let action = match hit.action {
             Action::Take if hit.is_ahead => TAKE_AHEAD,
@@ -207,7 +207,7 @@ impl CombinedScript {
             Action::Take | Action::Peek | Action::Refund => None,
         };
         let script = self.script_numbers[hit.counter.program.index()] + if group_size > 0 { LEADER } else { 0 };
-        let action = action + if binding { BINDING } else { 0 };
+        let action = action + if blocks { BLOCKING } else { 0 };
         let arguments = hit.counter.program.arguments(hit.operation(now));
         let length = HEADER + size_of::<f64>() * (1 + arguments.len() + usize::from(taken.is_some()));
         records.reserve(length);
@@ -276,7 +276,7 @@ impl ReplySteps<'_> {
 fn join_scripts(bound_jitter: bool) -> (String, Vec<u8>) {
     let ahead = AHEAD.get();
     let mut text = format!(
-        "local BOUND_JITTER = {bound_jitter}\n{PRELUDE}\nlocal HEADER, LEADER, BINDING = {HEADER}, {LEADER}, {BINDING}\n\
+        "local BOUND_JITTER = {bound_jitter}\n{PRELUDE}\nlocal HEADER, LEADER, BLOCKING = {HEADER}, {LEADER}, {BLOCKING}\n\
          local TAKE_AHEAD, AHEAD = {TAKE_AHEAD}, {ahead}\n\
          local now, records = tonumber(ARGV[1]), ARGV[2]\n\
          local taken\n\

@@ -35,7 +35,7 @@ mod settings;
 mod tls_mismatch;
 pub mod topology;
 
-pub use activity::ActivityReports;
+pub use activity::SharedActivity;
 pub use health::Health;
 pub use metrics::Metrics;
 pub use redact::redact;
@@ -82,15 +82,15 @@ pub enum SetupError {
     },
 }
 
-/// State that the workers' connections to one topology share.
-struct Shared {
+/// The servers of one address, and what the workers' connections to them share.
+struct Deployment {
     settings: Settings,
     script: CombinedScript,
     topology: Arc<Topology>,
     health: Arc<Health>,
 }
 
-impl Shared {
+impl Deployment {
     fn new(
         url: &str,
         settings: &Settings,
@@ -106,9 +106,9 @@ impl Shared {
 
 /// Settings and state that the workers' connections share.
 pub struct Setup {
-    main: Arc<Shared>,
+    main: Arc<Deployment>,
     /// Separate servers for limits of unit second, if configured.
-    per_second: Option<Arc<Shared>>,
+    per_second: Option<Arc<Deployment>>,
     metrics: Arc<Metrics>,
 }
 
@@ -123,7 +123,7 @@ impl Setup {
         time_source: TimeSource,
         metrics: Arc<Metrics>,
     ) -> Result<Self, SetupError> {
-        Ok(Self { main: Shared::new(url, settings, time_source, &metrics)?, per_second: None, metrics })
+        Ok(Self { main: Deployment::new(url, settings, time_source, &metrics)?, per_second: None, metrics })
     }
 
     /// Adds separate servers for limits of unit second.
@@ -131,7 +131,7 @@ impl Setup {
     /// # Errors
     /// Returns an error if the address is invalid, or a certificate or the password cannot be read.
     pub fn with_per_second(self, url: &str, settings: &Settings, time_source: TimeSource) -> Result<Self, SetupError> {
-        let per_second = Shared::new(url, settings, time_source, &self.metrics)?;
+        let per_second = Deployment::new(url, settings, time_source, &self.metrics)?;
         Ok(Self { per_second: Some(per_second), ..self })
     }
 
@@ -139,11 +139,11 @@ impl Setup {
     /// only made while it is polled.
     pub fn follow(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut tasks = Vec::new();
-        for shared in std::iter::once(&self.main).chain(&self.per_second) {
-            for login in shared.topology.logins() {
-                tasks.push(Arc::clone(login).follow(Arc::clone(&shared.health)).boxed());
+        for deployment in std::iter::once(&self.main).chain(&self.per_second) {
+            for login in deployment.topology.logins() {
+                tasks.push(Arc::clone(login).follow(Arc::clone(&deployment.health)).boxed());
             }
-            tasks.push(Arc::clone(&shared.topology).follow(Arc::clone(&shared.health)).boxed());
+            tasks.push(Arc::clone(&deployment.topology).follow(Arc::clone(&deployment.health)).boxed());
         }
         join_all(tasks).map(drop)
     }
@@ -153,7 +153,7 @@ impl Setup {
     pub fn connect(&self, worker: WorkerId) -> Redis {
         Redis {
             main: Pool::start(Arc::clone(&self.main), worker),
-            per_second: self.per_second.as_ref().map(|shared| Pool::start(Arc::clone(shared), worker)),
+            per_second: self.per_second.as_ref().map(|deployment| Pool::start(Arc::clone(deployment), worker)),
             metrics: Arc::clone(&self.metrics),
             worker,
         }

@@ -59,7 +59,7 @@ local function repair(i)
 end
 
 -- Begins a group of hits that are charged together, and peeks at all of them: the takes of a group are executed only if
--- all binding hits are allowed and all keys are on this server. Redis executes no other call in between, so the results
+-- all blocking hits are allowed and all keys are on this server. Redis executes no other call in between, so the results
 -- of the peeks are still valid for the takes.
 local function begin_group(group_size)
   group_remaining, group_denied = group_size, true
@@ -72,9 +72,9 @@ local function begin_group(group_size)
       repair(i)
       ok, allowed = pcall(step, script % LEADER, keys[key_offset + i], PEEK, peek_at)
     end
-    if not ok and (action >= BINDING or not is_invalid_state(error_message(allowed))) then
+    if not ok and (action >= BLOCKING or not is_invalid_state(error_message(allowed))) then
       error(allowed, 0)
-    elseif action >= BINDING and allowed == 0 then
+    elseif action >= BLOCKING and allowed == 0 then
       return
     end
     peek_at = peek_at + length
@@ -90,7 +90,7 @@ local function decide()
       script = script - LEADER
     end
     if group_remaining > 0 then
-      action = action % BINDING
+      action = action % BLOCKING
     end
     if action == TAKE_AHEAD then
       action, now = TAKE, now + AHEAD

@@ -370,7 +370,7 @@ fn to_result(step: Step, at: Micros, action: Action) -> HitResult {
     Ok(StepOutcome { allowed, action, at, state: step.state })
 }
 
-/// Converts the steps of hits that were charged together. If a binding hit was denied, the others are peeks.
+/// Converts the steps of hits that were charged together. If a blocking hit was denied, the others are peeks.
 fn to_group_results(hits: &[Hit<&Counter>], steps: SmallVec<[Step; 1]>, at: Micros) -> StepOutcomes {
     let denied = hits.iter().zip(&steps).any(|(hit, step)| hit.blocks.on_denial() && step.outcome == Outcome::Denied);
     let mut results = StepOutcomes::with_capacity(hits.len());

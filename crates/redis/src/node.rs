@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use super::{
-    Shared,
+    Deployment,
     failure::{Failure, HealthEffect},
     login::Secret,
     tls_mismatch::TlsMismatch,
@@ -44,7 +44,7 @@ const LOGIN_INTERVAL: Duration = Duration::from_secs(1);
 /// One worker's connection to one server.
 pub(super) struct Node {
     server: Server,
-    shared: Arc<Shared>,
+    deployment: Arc<Deployment>,
     worker: WorkerId,
     /// The connection, or `None` while the node is down.
     link: ArcSwapOption<ServerConnection>,
@@ -97,11 +97,11 @@ impl From<StoreError> for CallError {
 
 impl Node {
     /// Starts a task that connects and reconnects until the node is closed or the current runtime ends.
-    pub(super) fn start(server: Server, shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
-        shared.health.add_worker(&server.name);
+    pub(super) fn start(server: Server, deployment: Arc<Deployment>, worker: WorkerId) -> Arc<Self> {
+        deployment.health.add_worker(&server.name);
         let node = Arc::new(Self {
             server,
-            shared,
+            deployment,
             worker,
             link: ArcSwapOption::empty(),
             broken: Notify::new(),
@@ -119,7 +119,7 @@ impl Node {
     pub(super) fn close(&self) {
         let previous = self.state.send_replace(State::Closed);
         if previous != State::Closed {
-            self.shared.health.remove_worker(&self.server.name, previous == State::Up);
+            self.deployment.health.remove_worker(&self.server.name, previous == State::Up);
         }
         self.link.store(None);
         self.broken.notify_one();
@@ -134,7 +134,7 @@ impl Node {
     pub(super) async fn wait_for_reconnection(&self) -> bool {
         let mut states = self.state.subscribe();
         let attempt = states.wait_for(|state| *state != State::Reconnecting);
-        let _ = within(self.shared.settings.timeout, attempt).await;
+        let _ = within(self.deployment.settings.timeout, attempt).await;
         self.is_up()
     }
 
@@ -152,7 +152,7 @@ impl Node {
         let mut result = self.send(&mut connection, cmd, asking).await;
         if matches!(&result, Err(error) if Failure::of(error) == Failure::NoScript) {
             // The scripts of the server were flushed: load the script and resend the call.
-            self.shared.health.count_failure(self.worker, Failure::NoScript);
+            self.deployment.health.count_failure(self.worker, Failure::NoScript);
             let retry = async {
                 self.load_script(&mut connection).await?;
                 self.send(&mut connection, cmd, asking).await
@@ -183,25 +183,25 @@ impl Node {
     /// Counts and logs that the key of a counter contains other data.
     pub(super) fn report_invalid_state(&self) {
         let error = RedisError::from((ErrorKind::UnexpectedReturnType, "the key of a counter contains other data"));
-        self.shared.health.count_failure(self.worker, Failure::WrongType);
-        self.shared.health.log_rejection(&self.server.name, Failure::WrongType, &error);
+        self.deployment.health.count_failure(self.worker, Failure::WrongType);
+        self.deployment.health.log_rejection(&self.server.name, Failure::WrongType, &error);
     }
 
     /// Updates the node's health after an error, and returns the error for the call.
     fn handle_error(&self, link: &Arc<ServerConnection>, error: &RedisError) -> CallError {
         let failure = Failure::of(error);
-        self.shared.health.count_failure(self.worker, failure);
+        self.deployment.health.count_failure(self.worker, failure);
         if failure.suggests_topology_change() {
-            self.shared.topology.request_refresh();
+            self.deployment.topology.request_refresh();
         }
         let redirect = match failure {
             // The address names one node of a cluster as if it were a single server.
-            Failure::Moved | Failure::Ask if !self.shared.topology.is_cluster() => None,
+            Failure::Moved | Failure::Ask if !self.deployment.topology.is_cluster() => None,
             Failure::Moved => self.redirect_address(error).map(|(host, port)| Redirect::Moved(host, port)),
             Failure::Ask => self.redirect_address(error).map(|(host, port)| Redirect::Ask(host, port)),
             Failure::TryAgain | Failure::CrossSlot => Some(Redirect::Split),
             // A cluster node that became a replica sends redirects only for declared keys.
-            Failure::ReadOnly if self.shared.topology.is_cluster() => Some(Redirect::DeclareKeys),
+            Failure::ReadOnly if self.deployment.topology.is_cluster() => Some(Redirect::DeclareKeys),
             _ => None,
         };
         if let Some(redirect) = redirect {
@@ -210,12 +210,12 @@ impl Node {
         match failure.health_effect() {
             HealthEffect::Down => self.take_down(link, error),
             HealthEffect::DownIfRepeated => {
-                let max_timeouts = self.shared.settings.timeouts_until_down.max(1);
+                let max_timeouts = self.deployment.settings.timeouts_until_down.max(1);
                 if link.timeouts.fetch_add(1, Relaxed) + 1 >= max_timeouts {
                     self.take_down(link, error);
                 }
             }
-            HealthEffect::None => self.shared.health.log_rejection(&self.server.name, failure, error),
+            HealthEffect::None => self.deployment.health.log_rejection(&self.server.name, failure, error),
         }
         failure.error().into()
     }
@@ -235,7 +235,7 @@ impl Node {
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
             let is_broken = Failure::of(error) == Failure::Io;
             self.set_state(if is_broken { State::Reconnecting } else { State::Down });
-            self.shared.health.mark_down(&self.server.name, error);
+            self.deployment.health.mark_down(&self.server.name, error);
             self.broken.notify_one();
         }
     }
@@ -259,7 +259,7 @@ impl Node {
         let mut failures = 0_u32;
         let mut mismatch = None;
         while !self.is_closed() {
-            let attempt = within(self.shared.settings.connect_timeout, self.connect()).await;
+            let attempt = within(self.deployment.settings.connect_timeout, self.connect()).await;
             match attempt.unwrap_or_else(|_| Err(timeout_error())) {
                 Ok(Connected { connection, secret }) => {
                     self.link.store(Some(Arc::new(ServerConnection { connection, timeouts: AtomicU32::new(0) })));
@@ -267,7 +267,7 @@ impl Node {
                         self.link.store(None);
                         return;
                     }
-                    self.shared.health.mark_up(&self.server.name);
+                    self.deployment.health.mark_up(&self.server.name);
                     failures = 0;
                     mismatch = None;
                     self.ping_until_broken(secret).await;
@@ -283,10 +283,11 @@ impl Node {
                         && failure.can_be_tls_mismatch()
                         && (failures == 0 || failures.is_power_of_two())
                     {
-                        mismatch = TlsMismatch::find(self.server.addr(), self.shared.settings.connect_timeout).await;
+                        mismatch =
+                            TlsMismatch::find(self.server.addr(), self.deployment.settings.connect_timeout).await;
                     }
                     self.report_connect_failure(failure, mismatch, &error);
-                    self.shared.topology.request_refresh();
+                    self.deployment.topology.request_refresh();
                     failures += 1;
                     back_off(failures).await;
                 }
@@ -302,8 +303,8 @@ impl Node {
             }
             _ => (failure, failure.describe(error)),
         };
-        self.shared.health.count_failure(self.worker, failure);
-        self.shared.health.log_connect_failure(&self.server.name, failure, &description);
+        self.deployment.health.count_failure(self.worker, failure);
+        self.deployment.health.log_connect_failure(&self.server.name, failure, &description);
     }
 
     /// Pings the server, so that a broken connection is detected before a caller uses it, and logs in again when the
@@ -340,8 +341,8 @@ impl Node {
             Ok(_) => *secret = new,
             // The password may not have been changed at the server yet.
             Err(error) if Failure::of(&error) == Failure::NoAuth => {
-                self.shared.health.count_failure(self.worker, Failure::NoAuth);
-                self.shared.health.log_rejected_login(&self.server.name, &error);
+                self.deployment.health.count_failure(self.worker, Failure::NoAuth);
+                self.deployment.health.log_rejected_login(&self.server.name, &error);
                 self.server.report_rejected_login();
             }
             Err(error) => {
@@ -360,7 +361,7 @@ impl Node {
             return Err(error);
         }
         self.load_script(connection).await?;
-        let probe = self.shared.script.write_probe();
+        let probe = self.deployment.script.write_probe();
         match self.send(connection, &probe, false).await {
             // In a cluster the key of the probe can belong to another server.
             Err(error) if !matches!(Failure::of(&error), Failure::Moved | Failure::Ask) => Err(error),
@@ -369,12 +370,12 @@ impl Node {
     }
 
     async fn load_script(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
-        self.send(connection, &self.shared.script.load_command(), false).await.map(drop)
+        self.send(connection, &self.deployment.script.load_command(), false).await.map(drop)
     }
 
     /// Sends a command, and waits for its reply for the time of a call.
     async fn send(&self, connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
-        within(self.shared.settings.timeout, send(connection, cmd, asking))
+        within(self.deployment.settings.timeout, send(connection, cmd, asking))
             .await
             .unwrap_or_else(|_| Err(timeout_error()))
     }
@@ -409,9 +410,9 @@ mod tests {
     async fn calls_wait_only_for_the_first_attempt_to_connect_again() {
         let metrics = Metrics::new(1);
         let settings = Settings { timeout: Duration::from_secs(86_400), ..Settings::default() };
-        let shared = Shared::new("redis://127.0.0.1:1", &settings, TimeSource::Own, &metrics).unwrap();
-        let server = shared.topology.view().borrow().servers[0].clone();
-        let node = Node::start(server, shared, WorkerId(0));
+        let deployment = Deployment::new("redis://127.0.0.1:1", &settings, TimeSource::Own, &metrics).unwrap();
+        let server = deployment.topology.view().borrow().servers[0].clone();
+        let node = Node::start(server, deployment, WorkerId(0));
         node.set_state(State::Reconnecting);
         let is_up = tokio::time::timeout(Duration::from_secs(60), node.wait_for_reconnection()).await;
         assert_eq!(is_up, Ok(false));
@@ -421,9 +422,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_closed_node_stops_connecting() {
         let metrics = Metrics::new(1);
-        let shared = Shared::new("redis://127.0.0.1:1", &Settings::default(), TimeSource::Own, &metrics).unwrap();
-        let server = shared.topology.view().borrow().servers[0].clone();
-        let node = Node::start(server, Arc::clone(&shared), WorkerId(0));
+        let deployment =
+            Deployment::new("redis://127.0.0.1:1", &Settings::default(), TimeSource::Own, &metrics).unwrap();
+        let server = deployment.topology.view().borrow().servers[0].clone();
+        let node = Node::start(server, Arc::clone(&deployment), WorkerId(0));
         tokio::time::sleep(Duration::from_secs(5)).await;
         assert_eq!((Arc::strong_count(&node), metrics.health().servers().len()), (2, 1));
         node.close();

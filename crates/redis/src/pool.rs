@@ -10,7 +10,7 @@ use sluicegate_store::StoreError;
 use tokio::sync::watch;
 
 use super::{
-    Shared,
+    Deployment,
     batch::Batcher,
     node::{CallError, Redirect},
     response_batching::CallGroups,
@@ -24,7 +24,7 @@ const MAX_EXTRA_SERVERS: usize = 64;
 
 /// One worker's connections to all servers.
 pub(super) struct Pool {
-    shared: Arc<Shared>,
+    deployment: Arc<Deployment>,
     worker: WorkerId,
     groups: Arc<CallGroups>,
     routes: ArcSwap<Routes>,
@@ -56,12 +56,12 @@ impl Target {
 
 impl Pool {
     /// Connects to all servers and follows changes of the topology until the current runtime ends.
-    pub(super) fn start(shared: Arc<Shared>, worker: WorkerId) -> Arc<Self> {
-        let mut views = shared.topology.view();
+    pub(super) fn start(deployment: Arc<Deployment>, worker: WorkerId) -> Arc<Self> {
+        let mut views = deployment.topology.view();
         let view = Arc::clone(&views.borrow_and_update());
         let groups = Arc::default();
-        let routes = Routes::new(view, &[], &shared, worker, &groups);
-        let pool = Arc::new(Self { shared, worker, groups, routes: ArcSwap::from_pointee(routes) });
+        let routes = Routes::new(view, &[], &deployment, worker, &groups);
+        let pool = Arc::new(Self { deployment, worker, groups, routes: ArcSwap::from_pointee(routes) });
         tokio::spawn(Arc::clone(&pool).follow(views));
         pool
     }
@@ -71,7 +71,7 @@ impl Pool {
             let view = Arc::clone(&views.borrow_and_update());
             let old = self.routes.load_full();
             let known: Vec<_> = old.all().cloned().collect();
-            let routes = Routes::new(view, &known, &self.shared, self.worker, &self.groups);
+            let routes = Routes::new(view, &known, &self.deployment, self.worker, &self.groups);
             let routes = Arc::new(routes);
             self.routes.store(Arc::clone(&routes));
             for batcher in known {
@@ -86,7 +86,7 @@ impl Pool {
     pub(super) fn target(&self, key: &[u8]) -> Option<Target> {
         let routes = self.routes.load();
         let Some(index) = routes.view.index_of(|| self.shard_key(key)) else {
-            self.shared.topology.request_refresh();
+            self.deployment.topology.request_refresh();
             return None;
         };
         let batcher = Arc::clone(routes.batchers.get(index)?);
@@ -98,21 +98,21 @@ impl Pool {
     /// nodes are added or removed.
     pub(super) fn overrides_batcher(&self, key: &[u8]) -> Option<Arc<Batcher>> {
         match self.routes.load().batchers.first() {
-            Some(first) if !self.shared.topology.is_cluster() => Some(Arc::clone(first)),
+            Some(first) if !self.deployment.topology.is_cluster() => Some(Arc::clone(first)),
             _ => self.target(key).map(|target| target.batcher),
         }
     }
 
     pub(super) fn is_cluster(&self) -> bool {
-        self.shared.topology.is_cluster()
+        self.deployment.topology.is_cluster()
     }
 
     pub(super) fn topology(&self) -> &'static str {
-        self.shared.topology.name()
+        self.deployment.topology.name()
     }
 
     pub(super) fn key_prefix(&self) -> &str {
-        &self.shared.settings.key_prefix
+        &self.deployment.settings.key_prefix
     }
 
     /// Returns the slot of a key. Every server accepts several keys of the same slot in one call.
@@ -124,13 +124,13 @@ impl Pool {
     fn shard_key<'k>(&self, key: &'k [u8]) -> Cow<'k, [u8]> {
         match hash_tag(key) {
             Some(tag) => tag.into(),
-            None => [self.shared.settings.key_prefix.as_bytes(), key].concat().into(),
+            None => [self.deployment.settings.key_prefix.as_bytes(), key].concat().into(),
         }
     }
 
     /// Returns the server that a redirect names, or `None` outside of a cluster or if there are too many such servers.
     pub(super) fn batcher_at(&self, host: &str, port: u16) -> Option<Arc<Batcher>> {
-        let server = self.shared.topology.server(host, port)?;
+        let server = self.deployment.topology.server(host, port)?;
         let routes = self.routes.load_full();
         if let Some(known) = routes.all().find(|batcher| *batcher.node().name() == server.name) {
             return Some(Arc::clone(known));
@@ -138,7 +138,7 @@ impl Pool {
         if routes.extra.len() >= MAX_EXTRA_SERVERS {
             return None;
         }
-        let batcher = Batcher::start(server, Arc::clone(&self.shared), self.worker, &self.groups);
+        let batcher = Batcher::start(server, Arc::clone(&self.deployment), self.worker, &self.groups);
         let Routes { view, batchers, extra } = &*routes;
         let extra = extra.iter().cloned().chain([Arc::clone(&batcher)]).collect();
         self.routes.store(Arc::new(Routes { view: Arc::clone(view), batchers: batchers.clone(), extra }));
@@ -171,7 +171,7 @@ impl Pool {
 
     /// Returns the time limit for following redirects, which is that of a single call.
     pub(super) fn deadline(&self) -> Duration {
-        self.shared.settings.timeout
+        self.deployment.settings.timeout
     }
 
     /// Returns whether all servers are connected.
@@ -183,7 +183,7 @@ impl Pool {
     /// Waits until all servers are connected, at most for `max_wait`, and returns whether that succeeded.
     pub(super) async fn wait_until_up(&self, max_wait: Duration) -> bool {
         let all_up = async {
-            let mut views = self.shared.topology.view();
+            let mut views = self.deployment.topology.view();
             while !self.is_up() {
                 let routes = self.routes.load_full();
                 let all = async {
@@ -206,7 +206,7 @@ impl Routes {
     fn new(
         view: Arc<View>,
         known: &[Arc<Batcher>],
-        shared: &Arc<Shared>,
+        deployment: &Arc<Deployment>,
         worker: WorkerId,
         groups: &Arc<CallGroups>,
     ) -> Self {
@@ -215,7 +215,7 @@ impl Routes {
             let existing = known.iter().find(|batcher| *batcher.node().name() == server.name);
             batchers.push(match existing {
                 Some(batcher) => Arc::clone(batcher),
-                None => Batcher::start(server.clone(), Arc::clone(shared), worker, groups),
+                None => Batcher::start(server.clone(), Arc::clone(deployment), worker, groups),
             });
         }
         Self { view, batchers, extra: Vec::new() }

@@ -30,7 +30,7 @@ impl Counter {
         Self { name: name.into(), program: program.into(), per_second: false, consistency: Consistency::Exact }
     }
 
-    /// Returns a binding take of `cost` hits, without demand.
+    /// Returns a take of `cost` hits that blocks on a denial or an error, without demand.
     #[must_use]
     pub const fn take(&self, cost: u64) -> Hit<&Self> {
         Hit::take(self, cost)
@@ -85,7 +85,7 @@ pub enum Charge {
     /// Each allowed hit is charged.
     #[default]
     Each,
-    /// No hit is charged unless all binding hits are allowed. The hits must name different counters.
+    /// No hit is charged unless all blocking hits are allowed. The hits must name different counters.
     All,
 }
 
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn denials_of_binding_hits_and_errors_of_needed_hits_block_a_request() {
+    fn denials_and_errors_block_a_request_as_its_hits_say() {
         let counter = Counter::new(b"k", FixedWindow::DENY_ALL);
         let decision = |allowed| Ok(HitDecision::from(Decision { allowed, ..Decision::default() }));
         let answers = [decision(true), decision(false), Err(StoreError::Timeout)];

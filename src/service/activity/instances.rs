@@ -1,4 +1,4 @@
-//! [`Report`]: the activity of one instance for the others, which they exchange through Redis or with their peers while
+//! [`InstanceActivity`]: the activity of one instance for the others, which they exchange through Redis or with their peers while
 //! there are viewers. [`Others`]: the latest report of each other instance.
 
 use std::{
@@ -29,9 +29,9 @@ const MAX_PEERS: usize = 50;
 /// Maximum size of a report after decompression.
 const MAX_REPORT_BYTES: u64 = 1 << 20;
 
-/// The report of one instance.
+/// The activity of one instance, which it reports to the others.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct Report {
+pub(super) struct InstanceActivity {
     pub(super) instance: Instance,
     /// Time of the report in microseconds since the Unix epoch.
     pub(super) at: u64,
@@ -47,7 +47,7 @@ pub(super) struct Report {
 #[derive(Default)]
 pub(super) struct Others {
     /// The report of each instance, and when it changed last.
-    reports: BTreeMap<String, (Arc<Report>, Instant)>,
+    reports: BTreeMap<String, (Arc<InstanceActivity>, Instant)>,
 }
 
 impl Others {
@@ -83,7 +83,7 @@ impl Others {
     }
 
     /// Returns the reports that are not outdated.
-    pub(super) fn current(&self) -> Vec<Arc<Report>> {
+    pub(super) fn current(&self) -> Vec<Arc<InstanceActivity>> {
         let current = self.reports.values().filter(|(_, changed)| changed.elapsed() <= MAX_AGE);
         current.map(|(report, _)| Arc::clone(report)).collect()
     }
@@ -131,7 +131,7 @@ pub(super) struct Sums {
 }
 
 /// Adds the reports of other instances: the periods by their start, and the decisions of the last seconds.
-pub(super) fn sum<'a>(own: Sums, others: impl Iterator<Item = &'a Report>) -> Sums {
+pub(super) fn sum<'a>(own: Sums, others: impl Iterator<Item = &'a InstanceActivity>) -> Sums {
     let mut current = own.current;
     let mut steps: BTreeMap<u64, Period> = own.steps.into_iter().map(|step| (step.start, step)).collect();
     for report in others {
@@ -145,7 +145,7 @@ pub(super) fn sum<'a>(own: Sums, others: impl Iterator<Item = &'a Report>) -> Su
     Sums { steps: steps.into_values().collect(), current }
 }
 
-pub(super) fn encode(report: &Report) -> Vec<u8> {
+pub(super) fn encode(report: &InstanceActivity) -> Vec<u8> {
     let json = serde_json::to_vec(report).unwrap_or_default();
     let mut bytes = Vec::new();
     // Reading from memory cannot fail.
@@ -153,10 +153,10 @@ pub(super) fn encode(report: &Report) -> Vec<u8> {
     bytes
 }
 
-pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
+pub(super) fn decode(bytes: &[u8]) -> Option<InstanceActivity> {
     let mut json = Vec::new();
     GzDecoder::new(bytes).take(MAX_REPORT_BYTES).read_to_end(&mut json).ok()?;
-    let mut report: Report = serde_json::from_slice(&json).ok()?;
+    let mut report: InstanceActivity = serde_json::from_slice(&json).ok()?;
     report.tables.truncate();
     Some(report)
 }
@@ -165,12 +165,12 @@ pub(super) fn decode(bytes: &[u8]) -> Option<Report> {
 mod tests {
     use super::*;
 
-    fn report(name: &str, steps: &[(u64, u64)], requests: u64) -> Report {
+    fn report(name: &str, steps: &[(u64, u64)], requests: u64) -> InstanceActivity {
         let period =
             |(start, requests): &(u64, u64)| Period { start: *start, requests: *requests, ..Period::default() };
         let instance = Instance { name: name.to_owned(), ..Instance::default() };
         let (steps, current) = (steps.iter().map(period).collect(), period(&(100, requests)));
-        Report { instance, at: 7, steps, current, tables: Tables::default() }
+        InstanceActivity { instance, at: 7, steps, current, tables: Tables::default() }
     }
 
     #[test]

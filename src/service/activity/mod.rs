@@ -47,7 +47,7 @@ use tokio::{
 use self::{
     events::{Detector, EventLog, Observed},
     history::{History, Totals},
-    instances::{Instances, Others, Report, STEP, Sums},
+    instances::{InstanceActivity, Instances, Others, STEP, Sums},
     rules::RuleTable,
     tables::{MAX_UNMATCHED, Tables},
     unmatched::UnmatchedTable,
@@ -271,14 +271,14 @@ impl Activity {
     }
 
     /// Returns the activity of this instance for other instances.
-    fn report(&self) -> Report {
+    fn report(&self) -> InstanceActivity {
         let now = self.sources.clock.now();
         let snapshot = self.sources.in_force.snapshot().load_full();
         let rules = self.rules.lock().report(&snapshot, now);
         let unmatched = self.unmatched.lock().list(self.sources.statistics.unmatched(), MAX_UNMATCHED, now);
         let state = self.state.lock();
         let tables = Tables::new(&self.sources.top, rules, state.events.after(0).cloned(), unmatched, now);
-        Report {
+        InstanceActivity {
             instance: self.instance.clone(),
             at: now.get(),
             steps: state.history.steps(STEP),
@@ -329,12 +329,12 @@ impl Activity {
     }
 
     /// Returns the reports of the other instances, if they are wanted.
-    fn others(&self, all_instances: bool) -> Vec<Arc<Report>> {
+    fn others(&self, all_instances: bool) -> Vec<Arc<InstanceActivity>> {
         if all_instances { self.others.lock().current() } else { Vec::new() }
     }
 
     /// Returns the names of this instance and of those with reports.
-    fn names(&self, others: &[Arc<Report>]) -> Vec<String> {
+    fn names(&self, others: &[Arc<InstanceActivity>]) -> Vec<String> {
         let others = others.iter().map(|report| report.instance.name.clone());
         std::iter::once(self.instance.name.clone()).chain(others).collect()
     }
@@ -489,7 +489,7 @@ impl Viewer {
     }
 
     /// Adds the events of other instances that were not sent before, in the order of time.
-    fn add_events_of(&mut self, others: &[Arc<Report>], events: &mut Vec<Event>, state: &State) {
+    fn add_events_of(&mut self, others: &[Arc<InstanceActivity>], events: &mut Vec<Event>, state: &State) {
         for report in others {
             let name = &report.instance.name;
             let last = self.last_events.entry(name.clone()).or_default();

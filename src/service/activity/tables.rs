@@ -35,8 +35,8 @@ pub(super) struct Tables {
     recent: Entities,
     /// The entities of the last hour.
     hour: Entities,
-    pub(super) rules: Vec<RuleReport>,
-    events: Vec<EventReport>,
+    pub(super) rules: Vec<RuleActivity>,
+    events: Vec<SharedEvent>,
     pub(super) unmatched: Vec<Unmatched>,
 }
 
@@ -56,12 +56,12 @@ struct EntityList {
     requests: u64,
     /// Microseconds that the counts cover.
     period: u64,
-    top: Vec<EntityReport>,
+    top: Vec<RankedEntity>,
 }
 
 /// An entity of a ranking.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct EntityReport {
+struct RankedEntity {
     /// The target of the entity's limit, as text.
     target: String,
     rule: String,
@@ -74,7 +74,7 @@ struct EntityReport {
 
 /// The activity of one rule.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(super) struct RuleReport {
+pub(super) struct RuleActivity {
     pub(super) path: String,
     pub(super) hits: Hits,
     pub(super) minutes: Vec<Minute>,
@@ -84,7 +84,7 @@ impl Tables {
     /// Collects the tables of this instance.
     pub(super) fn new(
         top: &TopEntities,
-        rules: Vec<RuleReport>,
+        rules: Vec<RuleActivity>,
         events: impl Iterator<Item = Event>,
         unmatched: Vec<Unmatched>,
         now: Micros,
@@ -93,7 +93,7 @@ impl Tables {
             recent: Entities::new(top, TopEntities::DEFAULT_PERIOD, now),
             hour: Entities::new(top, TopEntities::MAX_PERIOD, now),
             rules,
-            events: events.map(EventReport::new).collect(),
+            events: events.map(SharedEvent::new).collect(),
             unmatched,
         };
         tables.truncate();
@@ -132,7 +132,7 @@ impl Tables {
 
 /// An event of an instance.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct EventReport {
+struct SharedEvent {
     id: u64,
     /// Microseconds since the Unix epoch.
     at: u64,
@@ -143,7 +143,7 @@ struct EventReport {
     reason: String,
 }
 
-impl EventReport {
+impl SharedEvent {
     fn new(event: Event) -> Self {
         let Event { id, at, kind, text, public_text, author, reason, .. } = event;
         Self { id, at: at.get(), kind, text, public_text, author, reason }
@@ -172,7 +172,7 @@ impl Entities {
     }
 }
 
-impl EntityReport {
+impl RankedEntity {
     fn new(entity: &TopEntity) -> Self {
         Self {
             target: entity.target.to_string(),
@@ -190,7 +190,7 @@ impl EntityList {
             hits: ranking.hits,
             requests: ranking.requests,
             period: ranking.period.get(),
-            top: ranking.top.iter().map(EntityReport::new).collect(),
+            top: ranking.top.iter().map(RankedEntity::new).collect(),
         }
     }
 

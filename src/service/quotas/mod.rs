@@ -25,7 +25,7 @@ use futures_util::{
     future::{MaybeDone, join_all, maybe_done},
     poll,
 };
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
@@ -147,13 +147,13 @@ pub struct Quotas {
     engine: Engine<AnyStore>,
     clock: Clock,
     settings: Arc<Settings>,
-    shared: Arc<Shared>,
+    streams: Arc<Streams>,
 }
 
-/// The state that streams share.
+/// What is known of all streams.
 #[derive(Default)]
-struct Shared {
-    streams: AtomicU64,
+struct Streams {
+    count: AtomicU64,
     buckets: AtomicU64,
     /// Number of buckets. One with a long name counts several times.
     used: AtomicU64,
@@ -166,28 +166,22 @@ struct Shared {
     names: Mutex<HashMap<u64, u64>>,
 }
 
-impl Shared {
-    fn lock_names(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
-        self.names.lock()
-    }
-}
-
 impl Quotas {
     /// Creates the component. `engine` counts the reports.
     #[must_use]
     pub fn new(engine: Engine<AnyStore>, clock: Clock, settings: Settings) -> Self {
-        Self { engine, clock, settings: Arc::new(settings), shared: Arc::default() }
+        Self { engine, clock, settings: Arc::new(settings), streams: Arc::default() }
     }
 
     /// Registers the numbers of streams and buckets with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
-        let streams = Arc::clone(&self.shared);
-        let buckets = Arc::clone(&self.shared);
+        let streams = Arc::clone(&self.streams);
+        let buckets = Arc::clone(&self.streams);
         let description = "Number of open streams of Envoy's quota protocol (RLQS)";
-        observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.streams.load(Relaxed));
+        observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.count.load(Relaxed));
         let description = "Number of buckets that callers of Envoy's quota protocol (RLQS) report, on all streams";
         observe_gauge(meter, "sluicegate_quota_buckets", description, move || buckets.buckets.load(Relaxed));
-        let rejected = Arc::clone(&self.shared);
+        let rejected = Arc::clone(&self.streams);
         let description = "Reports about buckets of Envoy's quota protocol (RLQS) that were denied, because their stream \
                            had as many buckets as quotas.max_buckets leaves to it";
         observe_counter(meter, "sluicegate_quota_rejected_buckets_total", description, move || {
@@ -201,11 +195,11 @@ impl Quotas {
     /// have one name, the last one has these shares: the others may be broken connections.
     #[must_use]
     pub fn session(&self, name: Option<&str>) -> QuotaSession {
-        self.shared.streams.fetch_add(1, Relaxed);
+        self.streams.count.fetch_add(1, Relaxed);
         let stream = rand::random();
         let named = name.filter(|name| !name.is_empty()).map(caller_number);
-        let former = named.and_then(|number| self.shared.lock_names().insert(number, stream));
-        if former.is_some() && self.shared.log_ambiguous_name.should_log() {
+        let former = named.and_then(|number| self.streams.names.lock().insert(number, stream));
+        if former.is_some() && self.streams.log_ambiguous_name.should_log() {
             tracing::warn!(
                 caller = name,
                 "two open streams have the same name in sluicegate-caller; the last one keeps the shares"
@@ -321,15 +315,15 @@ impl QuotaSession {
 
     /// Counts a new bucket. Returns `false` if the stream would have more buckets than are free.
     fn take_room(&mut self, usage: &Usage) -> bool {
-        let shared = &self.quotas.shared;
+        let streams = &self.quotas.streams;
         let room = room(&usage.bucket, usage.descriptor.as_ref());
-        let free = (self.quotas.settings.max_buckets as u64).saturating_sub(shared.used.load(Relaxed));
+        let free = (self.quotas.settings.max_buckets as u64).saturating_sub(streams.used.load(Relaxed));
         if self.used + room > free {
             return false;
         }
         self.used += room;
-        shared.used.fetch_add(room, Relaxed);
-        shared.buckets.fetch_add(1, Relaxed);
+        streams.used.fetch_add(room, Relaxed);
+        streams.buckets.fetch_add(1, Relaxed);
         true
     }
 
@@ -338,9 +332,9 @@ impl QuotaSession {
         if usages.is_empty() {
             return;
         }
-        let shared = &self.quotas.shared;
-        shared.rejected.fetch_add(usages.len() as u64, Relaxed);
-        if shared.log_rejected.should_log() {
+        let streams = &self.quotas.streams;
+        streams.rejected.fetch_add(usages.len() as u64, Relaxed);
+        if streams.log_rejected.should_log() {
             tracing::warn!(
                 domain = &*self.domain,
                 max = self.quotas.settings.max_buckets,
@@ -390,9 +384,9 @@ impl QuotaSession {
                 if id.is_readable() {
                     actions.push(BucketAction::Abandon(id.clone()));
                 }
-                self.quotas.shared.buckets.fetch_sub(1, Relaxed);
+                self.quotas.streams.buckets.fetch_sub(1, Relaxed);
                 let room = room(id, self.descriptors.remove(id).as_ref());
-                self.quotas.shared.used.fetch_sub(room, Relaxed);
+                self.quotas.streams.used.fetch_sub(room, Relaxed);
                 self.used -= room;
                 if bucket.held.prepaid.is_returnable(now) {
                     idle.push((id.clone(), bucket.held));
@@ -418,21 +412,21 @@ impl QuotaSession {
     pub fn close(&mut self) -> Option<Duration> {
         if self.is_open {
             self.is_open = false;
-            self.quotas.shared.streams.fetch_sub(1, Relaxed);
+            self.quotas.streams.count.fetch_sub(1, Relaxed);
             if let Some(name) = self.name.filter(|name| self.owns(*name)) {
-                self.quotas.shared.lock_names().remove(&name);
+                self.quotas.streams.names.lock().remove(&name);
             }
         }
         let now = self.quotas.clock.now();
-        let shared = &self.quotas.shared;
+        let streams = &self.quotas.streams;
         self.buckets.retain(|id, bucket| {
             if bucket.held.prepaid.is_returnable(now) {
                 return true;
             }
             let room = room(id, self.descriptors.get(id));
             self.used -= room;
-            shared.used.fetch_sub(room, Relaxed);
-            shared.buckets.fetch_sub(1, Relaxed);
+            streams.used.fetch_sub(room, Relaxed);
+            streams.buckets.fetch_sub(1, Relaxed);
             false
         });
         let last = self.buckets.values().map(|bucket| bucket.held.ends_at).max()?;
@@ -481,7 +475,7 @@ impl QuotaSession {
     }
 
     fn owns(&self, name: u64) -> bool {
-        self.quotas.shared.lock_names().get(&name) == Some(&self.stream)
+        self.quotas.streams.names.lock().get(&name) == Some(&self.stream)
     }
 
     /// Returns a report to the engine.
@@ -599,7 +593,7 @@ impl QuotaSession {
     /// Returns the entries in the order of the rules.
     fn order<'e>(&self, entries: SmallVec<[Entry<'e>; 3]>) -> SmallVec<[Entry<'e>; 3]> {
         let (order, is_ambiguous) = self.quotas.engine.order(&self.domain, entries);
-        if is_ambiguous && self.quotas.shared.log_ambiguous.should_log() {
+        if is_ambiguous && self.quotas.streams.log_ambiguous.should_log() {
             let keys: Vec<_> = order.iter().map(|entry| entry.key).collect();
             tracing::warn!(
                 domain = &*self.domain,
@@ -654,8 +648,8 @@ async fn run_together<F: Future>(futures: impl Iterator<Item = F>) -> Vec<F::Out
 impl Drop for QuotaSession {
     fn drop(&mut self) {
         self.close();
-        self.quotas.shared.buckets.fetch_sub(self.buckets.len() as u64, Relaxed);
-        self.quotas.shared.used.fetch_sub(self.used, Relaxed);
+        self.quotas.streams.buckets.fetch_sub(self.buckets.len() as u64, Relaxed);
+        self.quotas.streams.used.fetch_sub(self.used, Relaxed);
     }
 }
 

@@ -460,7 +460,7 @@ fn buckets_without_requests_are_abandoned() {
     report(&mut session, &[usage("user=a", 0, 0), usage("user=b", 0, 1)]).unwrap();
     service.pass(101);
     assert_eq!(session.tick().now_or_never().unwrap(), [BucketAction::Abandon(bucket("user=a"))]);
-    let counts = || (service.quotas.shared.streams.load(Relaxed), service.quotas.shared.buckets.load(Relaxed));
+    let counts = || (service.quotas.streams.count.load(Relaxed), service.quotas.streams.buckets.load(Relaxed));
     assert_eq!(counts(), (1, 1));
     drop(session);
     assert_eq!(counts(), (0, 0));
@@ -490,7 +490,7 @@ fn a_stream_has_at_most_as_many_buckets_as_are_free() {
         let is_denied = |action: &&BucketAction| matches!(action, BucketAction::Assign(_, Quota::DenyAll, _));
         (actions.len(), actions.iter().filter(is_denied).count(), session.buckets.len())
     };
-    let rejected = || service.quotas.shared.rejected.load(Relaxed);
+    let rejected = || service.quotas.streams.rejected.load(Relaxed);
     let [mut greedy, mut honest, mut last] = [(); 3].map(|()| service.quotas.session(None));
     assert_eq!(quotas(&mut greedy, 100), (100, 96, 4));
     assert_eq!((quotas(&mut greedy, 100), rejected()), ((100, 96, 4), 192), "again, for a caller that reports again");
@@ -499,8 +499,8 @@ fn a_stream_has_at_most_as_many_buckets_as_are_free() {
     drop(greedy);
     assert_eq!(quotas(&mut last, 3), (3, 0, 3));
     drop((honest, last));
-    let shared = &service.quotas.shared;
-    assert_eq!((shared.used.load(Relaxed), shared.buckets.load(Relaxed)), (0, 0));
+    let streams = &service.quotas.streams;
+    assert_eq!((streams.used.load(Relaxed), streams.buckets.load(Relaxed)), (0, 0));
 }
 
 #[test]
@@ -522,7 +522,7 @@ fn a_bucket_with_a_long_name_counts_as_several() {
     let mut session = service.quotas.session(None);
     let long = format!("user={}", "x".repeat(60_000));
     assert_eq!(report(&mut session, &[usage(&long, 1, 0)]).unwrap().len(), 1);
-    assert_eq!((session.used, service.quotas.shared.used.load(Relaxed)), (151, 151));
+    assert_eq!((session.used, service.quotas.streams.used.load(Relaxed)), (151, 151));
     let raw = Usage { bucket: bucket("user=a").into_unreadable(), ..usage("user=a", 1, 0) };
     assert_eq!(report(&mut session, &[raw]), Ok(vec![]), "a name that is not UTF-8 has no answer");
     assert_eq!((session.used, session.buckets.len()), (152, 2));
@@ -531,7 +531,7 @@ fn a_bucket_with_a_long_name_counts_as_several() {
     service.pass(Settings::default().idle_timeout.as_secs() + 2);
     let abandoned = session.tick().now_or_never().unwrap();
     assert_eq!(abandoned.len(), 2, "but not the unreadable one");
-    assert_eq!((session.used, session.descriptors.len(), service.quotas.shared.used.load(Relaxed)), (0, 0, 0));
+    assert_eq!((session.used, session.descriptors.len(), service.quotas.streams.used.load(Relaxed)), (0, 0, 0));
 }
 
 #[test]

@@ -41,7 +41,7 @@ impl Default for Settings {
 
 /// The eventual counters, shared by all workers.
 pub(crate) struct EventualCounters {
-    entities: CounterMap<Entry>,
+    counters: CounterMap<Entry>,
     /// Position of the sweep: number of shards that were due for a report since the clock's origin.
     last_turn: AtomicUsize,
     settings: Settings,
@@ -64,7 +64,7 @@ impl EventualCounters {
             return None;
         }
         Some(Self {
-            entities: CounterMap::new(settings.max_counters),
+            counters: CounterMap::new(settings.max_counters),
             last_turn: AtomicUsize::new(0),
             settings: settings.clone(),
         })
@@ -79,7 +79,7 @@ impl EventualCounters {
         if hit.counter.consistency != Consistency::Eventual || hit.action.releases() {
             return None;
         }
-        let decision = self.entities.find(identity, |entry| {
+        let decision = self.counters.find(identity, |entry| {
             if hit.counter.program.algorithm() != Some(&entry.algorithm) {
                 return None;
             }
@@ -101,7 +101,7 @@ impl EventualCounters {
             return;
         };
         let recording = algorithm.recording().into();
-        let _ = self.entities.with_or_insert(
+        let _ = self.counters.with_or_insert(
             identity,
             || {
                 // The store itself counts exactly.
@@ -125,7 +125,7 @@ impl EventualCounters {
         let turn = (now.as_micros() * SHARDS as u128 / self.settings.sync.as_micros().max(1)) as usize;
         let last_turn = self.last_turn.swap(turn, Relaxed);
         let mut calls = Vec::new();
-        self.entities.retain_in_shards(last_turn.max(turn.saturating_sub(SHARDS))..turn, |entry| {
+        self.counters.retain_in_shards(last_turn.max(turn.saturating_sub(SHARDS))..turn, |entry| {
             if let Some(hits) = entry.copy.begin_report(&entry.algorithm, now) {
                 calls.push(entry.store_call(hits));
             }
@@ -137,7 +137,7 @@ impl EventualCounters {
     /// Removes all counters, and returns the reports of their pending hits.
     pub(crate) fn drain(&self, now: Duration) -> Vec<StoreCall> {
         let mut calls = Vec::new();
-        self.entities.retain(|entry| {
+        self.counters.retain(|entry| {
             if let Some(hits) = entry.copy.drain(&entry.algorithm, now) {
                 calls.push(entry.store_call(hits));
             }
@@ -155,7 +155,7 @@ impl EventualCounters {
         now: Duration,
     ) -> u64 {
         let lost = self
-            .entities
+            .counters
             .find(call.identity, |entry| entry.copy.finish_report(&entry.algorithm, answer, called_at, now));
         lost.unwrap_or_default()
     }

@@ -29,8 +29,8 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
             return Box::pin(self.apply_together(counters, hits, time)).await;
         }
         let decisions: SmallVec<[Option<Decision>; 2]> =
-            hits.iter().map(|hit| counters.decide(self.shared.identity(hit), hit, time.local)).collect();
-        self.shared.metrics.add_eventual_decisions(self.worker, decisions.iter().flatten().count() as u64);
+            hits.iter().map(|hit| counters.decide(self.state.identity(hit), hit, time.local)).collect();
+        self.state.metrics.add_eventual_decisions(self.worker, decisions.iter().flatten().count() as u64);
         match decisions.iter().map(|decision| decision.map(from_eventual)).collect() {
             Some(all) => all,
             None => Box::pin(self.fetch_unknown(counters, hits, decisions, time)).await,
@@ -80,11 +80,11 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
             return HitDecisions::new();
         }
         let outcomes = self.store.step(hits, Charge::Each, time.now).await;
-        let answered_at = self.shared.time(time.now);
+        let answered_at = self.state.time(time.now);
         let mut decisions = HitDecisions::with_capacity(hits.len());
         for (hit, outcome) in hits.iter().zip(outcomes) {
             if let Ok(outcome) = &outcome {
-                counters.merge(self.shared.identity(hit), hit, outcome, time.local, answered_at);
+                counters.merge(self.state.identity(hit), hit, outcome, time.local, answered_at);
             }
             decisions.push(outcome.map(|outcome| outcome.explain(hit).into()));
         }
@@ -94,7 +94,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides hits under [`Charge::All`].
     ///
     /// Eventual hits are peeked first, then the remaining hits are decided together. The eventual hits are taken if no
-    /// binding hit was denied; otherwise no hit is taken.
+    /// blocking hit was denied; otherwise no hit is taken.
     async fn apply_together(
         &self,
         counters: &EventualCounters,
@@ -124,7 +124,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
             for (hit, decision) in eventual.iter().zip(&mut eventual_decisions) {
                 if hit.action == Action::Take
                     && decision.is_ok()
-                    && let Some(taken) = counters.decide(self.shared.identity(hit), hit, time.local)
+                    && let Some(taken) = counters.decide(self.state.identity(hit), hit, time.local)
                 {
                     *decision = from_eventual(taken);
                 }
@@ -143,11 +143,11 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
 
     /// Sends a report and merges the answer.
     pub(super) async fn run_report(&self, counters: &EventualCounters, call: StoreCall, now: Micros) {
-        let called_at = self.shared.time(now);
+        let called_at = self.state.time(now);
         let answer = only_answer(self.store.step(&[call.hit.borrowed()], Charge::Each, now).await);
-        self.shared.metrics.add_eventual_report(self.worker, call.hit.cost, answer.is_ok());
-        let lost = counters.finish_report(&call, answer, called_at, self.shared.time(now));
-        self.shared.metrics.add_lost_eventual_hits(self.worker, lost);
+        self.state.metrics.add_eventual_report(self.worker, call.hit.cost, answer.is_ok());
+        let lost = counters.finish_report(&call, answer, called_at, self.state.time(now));
+        self.state.metrics.add_lost_eventual_hits(self.worker, lost);
     }
 }
 

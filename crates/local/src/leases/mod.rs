@@ -47,7 +47,7 @@ impl Default for Settings {
 
 /// The leases of all hot counters, shared by all workers.
 pub(super) struct Leases {
-    entities: CounterMap<LeasedCounter>,
+    counters: CounterMap<LeasedCounter>,
     hot_counters: HotCounters,
     ttl: Duration,
 }
@@ -123,7 +123,7 @@ impl Leases {
             return None;
         }
         Some(Self {
-            entities: CounterMap::new(settings.max_counters),
+            counters: CounterMap::new(settings.max_counters),
             hot_counters: HotCounters::new(settings.ttl / INTERVALS_PER_TTL),
             ttl: settings.ttl,
         })
@@ -135,7 +135,7 @@ impl Leases {
         for (hit, identity) in hits.iter().zip(identities) {
             let is_leased = hit.counter.consistency == Consistency::Leased && !hit.action.releases();
             let payment = if is_leased {
-                self.with_counter(*identity, hit, now, |entity| entity.pay(hit, now, self.ttl, &mut result.calls))
+                self.with_counter(*identity, hit, now, |leased| leased.pay(hit, now, self.ttl, &mut result.calls))
             } else {
                 None
             };
@@ -151,7 +151,7 @@ impl Leases {
         if payment.hits == 0 {
             return None;
         }
-        self.entities.find(identity, |entity| entity.restore(rule, payment)).flatten()
+        self.counters.find(identity, |leased| leased.restore(rule, payment)).flatten()
     }
 
     /// Returns the call that acquires a lease after the store has allowed a hit, if a lease is worthwhile.
@@ -159,21 +159,21 @@ impl Leases {
         if hit.action != Action::Take || !decision.allowed {
             return None;
         }
-        let call = self.entities.find(identity, |entity| {
-            if entity.counter.program != hit.counter.program {
+        let call = self.counters.find(identity, |leased| {
+            if leased.counter.program != hit.counter.program {
                 return None;
             }
-            let hits = entity.lease.begin_acquire(decision.remaining);
-            entity.take_call(hits)
+            let hits = leased.lease.begin_acquire(decision.remaining);
+            leased.take_call(hits)
         });
         call.flatten()
     }
 
     /// Finishes a grant. Returns `None` if the grant is unknown.
     pub(super) fn report(&self, identity: u128, id: u64, used: u64, now: Duration) -> Option<FinishedGrant> {
-        let finished = self.entities.find(identity, |entity| {
-            let GrantReport { used, returned, unused } = entity.lease.report(&entity.leasing, id, used, now)?;
-            let rollback = unused.map(|unused| entity.return_call(&unused));
+        let finished = self.counters.find(identity, |leased| {
+            let GrantReport { used, returned, unused } = leased.lease.report(&leased.leasing, id, used, now)?;
+            let rollback = unused.map(|unused| leased.return_call(&unused));
             Some(FinishedGrant { used, returned, rollback })
         });
         finished.flatten()
@@ -188,11 +188,11 @@ impl Leases {
         outcome: Option<&StepOutcome>,
         called_at: Duration,
     ) -> Option<StoreCall> {
-        let completed = self.entities.find(call.identity, |entity| {
-            if entity.leasing != call.hit.counter.program {
+        let completed = self.counters.find(call.identity, |leased| {
+            if leased.leasing != call.hit.counter.program {
                 return None;
             }
-            Some(entity.complete(call, outcome, called_at))
+            Some(leased.complete(call, outcome, called_at))
         });
         if let Some(rollback) = completed.flatten() {
             return rollback;
@@ -211,14 +211,14 @@ impl Leases {
         let idle_since = now.saturating_sub(IDLE_TIMEOUT);
         let ttl_ago = now.saturating_sub(self.ttl);
         let mut result = SweepResult::default();
-        self.entities.retain(|entity| {
+        self.counters.retain(|leased| {
             // The caller has had one more TTL after the grant's end to report it.
-            result.unreported += entity.lease.expire_grants(ttl_ago);
-            result.calls.extend(entity.return_idle(now, idle_since));
-            if let Some(excess) = entity.lease.return_excess(now, entity.interval) {
-                result.calls.push(entity.return_call(&excess));
+            result.unreported += leased.lease.expire_grants(ttl_ago);
+            result.calls.extend(leased.return_idle(now, idle_since));
+            if let Some(excess) = leased.lease.return_excess(now, leased.interval) {
+                result.calls.push(leased.return_call(&excess));
             }
-            !entity.lease.is_idle(ttl_ago)
+            !leased.lease.is_idle(ttl_ago)
         });
         result
     }
@@ -226,8 +226,8 @@ impl Leases {
     /// Removes all counters, and returns the calls that return their held hits.
     pub(super) fn drain(&self, now: Duration) -> Vec<StoreCall> {
         let mut calls = Vec::new();
-        self.entities.retain(|entity| {
-            calls.extend(entity.return_idle(now, Duration::MAX));
+        self.counters.retain(|leased| {
+            calls.extend(leased.return_idle(now, Duration::MAX));
             false
         });
         calls
@@ -237,8 +237,8 @@ impl Leases {
     #[cfg(test)]
     pub(super) fn hashes(&self, number: impl Fn(u64) -> usize) -> Vec<u64> {
         let mut hashes = Vec::new();
-        self.entities.retain(|entity| {
-            hashes.push(hash((&entity.counter.name, entity.lease.fingerprint(&number))));
+        self.counters.retain(|leased| {
+            hashes.push(hash((&leased.counter.name, leased.lease.fingerprint(&number))));
             true
         });
         hashes
@@ -248,8 +248,8 @@ impl Leases {
     #[cfg(test)]
     pub(super) fn is_acquiring(&self) -> bool {
         let mut is_acquiring = false;
-        self.entities.retain(|entity| {
-            is_acquiring |= entity.lease.is_acquiring();
+        self.counters.retain(|leased| {
+            is_acquiring |= leased.lease.is_acquiring();
             true
         });
         is_acquiring
@@ -266,12 +266,12 @@ impl Leases {
         now: Duration,
         act: impl FnOnce(&mut LeasedCounter) -> R,
     ) -> Option<R> {
-        let result = self.entities.with_or_insert(
+        let result = self.counters.with_or_insert(
             identity,
             || self.hot_counter(identity, hit, now),
-            |entity| {
+            |leased| {
                 // A lease for the old rule is no longer used, so the sweep returns it as idle.
-                if entity.counter.program == hit.counter.program { Some(act(entity)) } else { None }
+                if leased.counter.program == hit.counter.program { Some(act(leased)) } else { None }
             },
         );
         result.flatten()

@@ -35,7 +35,7 @@ impl LeaseModel {
 
     /// Returns a hash of the leases of an instance.
     pub(super) fn hash_instance(&self, instance: usize) -> u64 {
-        let leases = self.instances[instance].shared.leases.as_ref().unwrap();
+        let leases = self.instances[instance].state.leases.as_ref().unwrap();
         hash_unordered(leases.hashes(|id| self.grant_number(instance, id)))
     }
 

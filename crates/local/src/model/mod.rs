@@ -429,7 +429,7 @@ impl Model for LeaseModel {
         self.deliver_all();
         self.check_limits()?;
         for instance in &self.instances {
-            let leases = instance.shared.leases.as_ref().unwrap();
+            let leases = instance.state.leases.as_ref().unwrap();
             if leases.is_acquiring() {
                 return Err("a lease waits for a call that has ended".into());
             }
@@ -465,8 +465,8 @@ fn new_instance(instance: usize, network: &Arc<Mutex<Network>>) -> Local<Remote>
     let deny_cache = DenyCacheSettings { max_entries: 0, ..DenyCacheSettings::default() };
     let leases = LeaseSettings { max_counters: 8, ..LeaseSettings::default() };
     let time_source = if network.lock().fault == Fault::WallClock { TimeSource::Caller } else { TimeSource::Own };
-    let shared = Shared::new(&deny_cache, &leases, &EventualSettings::default(), time_source, Metrics::new(1));
-    Local::new(Remote { instance, network: Arc::clone(network) }, shared, WorkerId(0))
+    let state = LocalState::new(&deny_cache, &leases, &EventualSettings::default(), time_source, Metrics::new(1));
+    Local::new(Remote { instance, network: Arc::clone(network) }, state, WorkerId(0))
 }
 
 #[test]

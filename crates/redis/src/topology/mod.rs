@@ -24,7 +24,7 @@ use sluicegate_metrics::WorkerId;
 
 use self::{
     address::{Address, Source},
-    query::TopologyReport,
+    query::TopologyAnswer,
 };
 use super::{Health, Settings, SetupError, login::Login};
 
@@ -180,23 +180,23 @@ impl Topology {
     /// Keeps the view up to date until the current runtime ends, and counts failures in `health`. Returns immediately if
     /// the view never changes.
     pub(super) async fn follow(self: Arc<Self>, health: Arc<Health>) {
-        let mut last_report = TopologyReport::default();
+        let mut last_answer = TopologyAnswer::default();
         let mut logged_failure = None;
         let mut offset = rand::random::<u32>() as usize;
         loop {
             let started = Instant::now();
             offset = offset.wrapping_add(1);
             let servers = self.view.borrow().servers.clone();
-            match self.source.query(&servers, &last_report, offset, self.connect_timeout).await {
+            match self.source.query(&servers, &last_answer, offset, self.connect_timeout).await {
                 Ok(None) => return,
                 Ok(Some(report)) => {
                     logged_failure = None;
-                    if report.map != last_report.map
+                    if report.map != last_answer.map
                         && let Some(view) = self.source.view(&report)
                     {
                         self.view.send_replace(Arc::new(view));
                     }
-                    last_report = report;
+                    last_answer = report;
                 }
                 Err(error) => {
                     health.count_failure(WorkerId(0), error.failure);

@@ -21,7 +21,7 @@ const MAX_CONCURRENT_QUERIES: usize = 5;
 
 /// A server's answer, with the epoch that it knows.
 #[derive(Default)]
-pub(super) struct TopologyReport {
+pub(super) struct TopologyAnswer {
     epoch: u64,
     pub(super) map: Option<NodeMap>,
 }
@@ -65,15 +65,15 @@ impl Source {
     /// Queries `servers` (those of the view) and the configured ones. Returns `None` if the source is fixed, and an
     /// error if no server answers.
     ///
-    /// A report of an epoch older than that of `last_report` is only used if no server has a newer one. `offset`
+    /// A report of an epoch older than that of `last_answer` is only used if no server has a newer one. `offset`
     /// selects which servers are queried if there are more than [`MAX_CONCURRENT_QUERIES`].
     pub(super) async fn query(
         &self,
         servers: &[Server],
-        last_report: &TopologyReport,
+        last_answer: &TopologyAnswer,
         offset: usize,
         connect_timeout: Duration,
-    ) -> Result<Option<TopologyReport>, QueryError> {
+    ) -> Result<Option<TopologyAnswer>, QueryError> {
         let mut all_servers: Vec<&Server> = match self {
             Self::Fixed => return Ok(None),
             Self::Cluster { seeds, .. } => {
@@ -98,11 +98,11 @@ impl Source {
                 }
             });
         }
-        let mut outdated: Option<TopologyReport> = None;
+        let mut outdated: Option<TopologyAnswer> = None;
         let mut last_error = QueryError::other("no server to query".to_owned());
         while let Some(answer) = queries.join_next().await {
             match answer.map_err(|error| QueryError::other(error.to_string())).flatten() {
-                Ok(report) if report.epoch >= last_report.epoch => return Ok(Some(report)),
+                Ok(report) if report.epoch >= last_answer.epoch => return Ok(Some(report)),
                 Ok(report) if outdated.as_ref().is_none_or(|other| other.epoch < report.epoch) => {
                     outdated = Some(report);
                 }
@@ -114,7 +114,7 @@ impl Source {
     }
 
     /// Converts a report into a view. Returns `None` if it does not fit the source or an address is invalid.
-    pub(super) fn view(&self, report: &TopologyReport) -> Option<View> {
+    pub(super) fn view(&self, report: &TopologyAnswer) -> Option<View> {
         match (self, report.map.as_ref()?) {
             (Self::Cluster { connector, .. }, NodeMap::Slots(map)) => {
                 let servers =
@@ -143,7 +143,7 @@ enum TopologyQuery {
 }
 
 impl TopologyQuery {
-    async fn send(&self, server: &Server) -> RedisResult<TopologyReport> {
+    async fn send(&self, server: &Server) -> RedisResult<TopologyAnswer> {
         let mut connection = server.connect().await?.connection;
         let mut pipe = redis::pipe();
         match self {
@@ -167,12 +167,12 @@ impl TopologyQuery {
                 };
                 let map = slots::parse(map, host).filter(|map| !map.masters.is_empty());
                 let map = map.ok_or_else(|| unexpected_reply("reply contains no slots"))?;
-                Ok(TopologyReport { epoch: cluster_epoch(info), map: Some(NodeMap::Slots(map)) })
+                Ok(TopologyAnswer { epoch: cluster_epoch(info), map: Some(NodeMap::Slots(map)) })
             }
             Self::Master(_) => {
                 let (host, port) =
                     address(map).ok_or_else(|| unexpected_reply("the sentinel monitors no master of this name"))?;
-                Ok(TopologyReport { epoch: config_epoch(info), map: Some(NodeMap::Master(host, port)) })
+                Ok(TopologyAnswer { epoch: config_epoch(info), map: Some(NodeMap::Master(host, port)) })
             }
         }
     }
@@ -270,11 +270,11 @@ mod tests {
         let hosts: Vec<_> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
         let url = format!("redis+cluster://{}", hosts.join(","));
         let source = address::parse(&url, &Settings::default()).unwrap().source;
-        let last_report = TopologyReport { epoch: last_epoch, map: None };
+        let last_answer = TopologyAnswer { epoch: last_epoch, map: None };
         let Source::Cluster { connector, .. } = &source else { panic!("not a cluster") };
         // The only server of the view has gone, so the seeds must be queried, too.
         let gone = [connector.server("127.0.0.1", 1).unwrap()];
-        let report = source.query(&gone, &last_report, offset, Duration::from_secs(10)).await;
+        let report = source.query(&gone, &last_answer, offset, Duration::from_secs(10)).await;
         let report = report.map_err(|error| error.description)?.unwrap();
         assert_eq!(
             report.map.map(|map| matches!(map, NodeMap::Slots(map) if map.masters[0].1 == report.epoch as u16)),

@@ -12,7 +12,7 @@ use std::{
 use super::{
     minutes::{AddedMinutes, MAX_MINUTES, Minute, add_minutes, rank, sum},
     query::RuleQuery,
-    tables::{MAX_RULES, RuleReport},
+    tables::{MAX_RULES, RuleActivity},
     tree::{Hits, Tree, View},
 };
 use crate::{
@@ -177,7 +177,7 @@ impl RuleTable {
     }
 
     /// Returns the activity of the rules with the most denied requests, for other instances.
-    pub(super) fn report(&mut self, snapshot: &Snapshot, now: Micros) -> Vec<RuleReport> {
+    pub(super) fn report(&mut self, snapshot: &Snapshot, now: Micros) -> Vec<RuleActivity> {
         let mut used = Vec::new();
         for (totals, rule) in snapshot.rule_totals().zip(snapshot.rule_set().rules()) {
             if totals.get().is_some() {
@@ -190,7 +190,7 @@ impl RuleTable {
         let mut reports = Vec::new();
         for (rule, id, hits) in used.into_iter().take(MAX_RULES) {
             let minutes = self.active.get(&id).map(|rule| rule.minutes.iter().copied().collect());
-            reports.push(RuleReport { path: rule.path(), hits, minutes: minutes.unwrap_or_default() });
+            reports.push(RuleActivity { path: rule.path(), hits, minutes: minutes.unwrap_or_default() });
         }
         reports
     }
@@ -200,7 +200,7 @@ impl RuleTable {
         &mut self,
         snapshot: &Arc<Snapshot>,
         query: &RuleQuery,
-        others: impl Iterator<Item = &'r RuleReport>,
+        others: impl Iterator<Item = &'r RuleActivity>,
         now: Micros,
     ) -> RuleList {
         self.last_query = now;
@@ -334,7 +334,7 @@ impl RuleTable {
 }
 
 /// Adds the activity of the rules of other instances, and returns their minutes.
-fn add_reports<'r>(tree: &Tree, hits: &mut [Hits], others: impl Iterator<Item = &'r RuleReport>) -> AddedMinutes {
+fn add_reports<'r>(tree: &Tree, hits: &mut [Hits], others: impl Iterator<Item = &'r RuleActivity>) -> AddedMinutes {
     let mut added = AddedMinutes::new();
     for report in others {
         // Instances may have different rules for a while.
