@@ -112,13 +112,15 @@ impl<S> Engine<S> {
                 Match::Off => PreparedDescriptor::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
                 Match::Unlimited(_, override_kind) => PreparedDescriptor::Unlimited(override_kind),
                 Match::Denied(applied) => {
-                    is_denied |= self.denies_requests(&applied);
+                    is_denied |= self.denies_requests(snapshot, &applied);
                     self.count_denied_by_switch(request.domain, descriptor, &applied, now);
                     PreparedDescriptor::Denied(applied)
                 }
                 Match::Limited(applied) => {
                     let feedback = request.feedback.get(index).copied().unwrap_or_default();
-                    PreparedDescriptor::Charged(self.charge(request.domain, descriptor, applied, feedback, shard_by))
+                    let blocks = self.blocks(snapshot, descriptor, &applied);
+                    let charged = self.charge(request.domain, descriptor, applied, feedback, blocks, shard_by);
+                    PreparedDescriptor::Charged(charged)
                 }
             });
         }
@@ -169,6 +171,7 @@ impl<S> Engine<S> {
         descriptor: &'s Descriptor<'d>,
         applied: AppliedLimit<'s>,
         feedback: Feedback,
+        blocks: Blocks,
         shard_by: &[Box<str>],
     ) -> ChargedLimit<'s, 'd> {
         let algorithm = applied.limit.algorithm();
@@ -190,7 +193,7 @@ impl<S> Engine<S> {
             counter,
             action: action(descriptor),
             cost: descriptor.hits,
-            blocks: self.blocks(descriptor, &applied),
+            blocks,
             demand: feedback.demand,
             is_ahead: false,
         };
@@ -200,8 +203,8 @@ impl<S> Engine<S> {
     }
 
     /// Returns when the hit of a limit denies the whole request.
-    fn blocks(&self, descriptor: &Descriptor<'_>, applied: &AppliedLimit<'_>) -> Blocks {
-        if descriptor.refund || !self.denies_requests(applied) {
+    fn blocks(&self, snapshot: &Snapshot, descriptor: &Descriptor<'_>, applied: &AppliedLimit<'_>) -> Blocks {
+        if descriptor.refund || !self.denies_requests(snapshot, applied) {
             return Blocks::Never;
         }
         if self.on_error(applied).denies() { Blocks::OnDenialOrError } else { Blocks::OnDenial }
@@ -249,10 +252,21 @@ impl<S> Engine<S> {
         policy.or(applied.rule.and_then(|rule| rule.on_error)).unwrap_or(self.settings.on_error)
     }
 
+    /// Returns whether the settings say that nothing is denied, and no switch enforces everything.
+    fn is_global_shadow(&self, snapshot: &Snapshot) -> bool {
+        self.settings.shadow_mode && !snapshot.modes.enforces_all()
+    }
+
+    /// Returns whether a denial by this limit is counted and allows the request: because of its rule, a switch, or the
+    /// settings.
+    pub(super) fn is_shadow(&self, snapshot: &Snapshot, applied: &AppliedLimit<'_>) -> bool {
+        applied.is_shadow() || self.is_global_shadow(snapshot)
+    }
+
     /// Returns whether a denial by this limit denies the request.
-    fn denies_requests(&self, applied: &AppliedLimit<'_>) -> bool {
-        let lenient = applied.is_shadow() || applied.rule.is_some_and(|rule| rule.quota_mode);
-        !(lenient || self.settings.shadow_mode || self.settings.quota_mode)
+    fn denies_requests(&self, snapshot: &Snapshot, applied: &AppliedLimit<'_>) -> bool {
+        let is_quota = self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode);
+        !is_quota && !self.is_shadow(snapshot, applied)
     }
 
     /// Counts a decision in the statistics.
@@ -366,7 +380,7 @@ impl<S> Engine<S> {
             });
         }
         let overall = match Verdict::overall(&statuses) {
-            Code::OverLimit if self.settings.shadow_mode && !snapshot.modes.enforces_all() => {
+            Code::OverLimit if self.is_global_shadow(snapshot) => {
                 self.statistics.global_shadow.add(self.worker, 1);
                 Code::Ok
             }

@@ -102,7 +102,7 @@ impl<S: Store> Engine<S> {
                 Match::Limited(applied) | Match::Denied(applied) => applied.override_kind(),
             },
             counter: None,
-            allowed: !matches!(&matched, Match::Denied(denied) if !denied.is_shadow()),
+            allowed: !matches!(&matched, Match::Denied(denied) if !self.is_shadow(&snapshot, denied)),
             max_hits: None,
         };
         let Match::Limited(applied) = &matched else {
@@ -118,7 +118,7 @@ impl<S: Store> Engine<S> {
         let (state, at) = self.store.read(&stored, now).await?;
         let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
-        let allowed = decision.allowed || applied.is_shadow();
+        let allowed = decision.allowed || self.is_shadow(&snapshot, applied);
         let (base_quota, _) = applied.base_limit().policy();
         let quota = match decision.limit {
             Some(limit) => limit.into(),

@@ -216,6 +216,49 @@ fn the_global_shadow_mode_allows_everything_unless_a_switch_enforces_everything(
     assert!(!decide(&enforced, &[one("dark", 3)]).is_denied());
 }
 
+/// Under `charge: all`, a denial counts in no other limit, unless it allows the request.
+#[test]
+fn the_global_shadow_mode_decides_what_a_denial_is_charged_to() {
+    let settings = Settings { shadow_mode: true, ..Settings::default() };
+    let engine = engine_with(&charge_all(), Options::default(), settings);
+    let request = [one("narrow", 3), one("wide", 1)];
+    decide(&engine, &request);
+    assert_eq!(decide_one(&engine, one("wide", 0)).remaining, 9, "the request was allowed and counted");
+    set(&engine, &[("switch|everything", "enforce")]);
+    assert!(decide(&engine, &request).is_denied());
+    assert_eq!(decide_one(&engine, one("wide", 0)).remaining, 9, "the request was denied");
+}
+
+#[test]
+fn the_global_shadow_mode_denies_nothing_to_callers_with_quotas() {
+    let rules = format!(
+        "{RULES}- {{key: queue, rate_limit: {{unit: second, requests_per_unit: 9, algorithm: leaky_bucket, \
+                         queue: 3, on_error: deny}}}}\n"
+    );
+    let settings = Settings { shadow_mode: true, ..Settings::default() };
+    let engine = engine_with(&rules, Options::default(), settings);
+    let quota = |key| {
+        let report = BucketReport {
+            domain: "api",
+            entries: smallvec![Entry { key, value: "x" }],
+            caller: 1,
+            allowed: 0,
+            denied: 0,
+            demand: None,
+            elapsed: Micros::ZERO,
+            held: HeldQuota::default(),
+            ttl: Micros::from_secs(15),
+            lifetime: Micros::from_secs(17),
+        };
+        engine.assign(&report, NOW).now_or_never().unwrap().assignment.unwrap().quota
+    };
+    let blocked = ("limit|api|wide=x", "blocked");
+    set(&engine, &[blocked]);
+    assert_eq!(["narrow", "queue", "wide"].map(quota), [Quota::AllowAll; 3]);
+    set(&engine, &[blocked, ("switch|everything", "enforce")]);
+    assert!(matches!(["narrow", "queue", "wide"].map(quota), [Quota::TokenBucket(_), Quota::DenyAll, Quota::DenyAll]));
+}
+
 #[test]
 fn quota_mode_applies_to_a_rule_or_to_all_descriptors() {
     let quota = |engine: &MemoryEngine| {

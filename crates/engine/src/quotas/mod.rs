@@ -124,8 +124,9 @@ pub struct Assignment {
     pub prepaid: Prepaid,
     /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
     pub share: Option<u64>,
-    /// Time after which the quota has ended in any case; `None` for the normal lifetime. If it is not extended, at least
-    /// [`Assignments::REDUCTION_TIME`].
+    /// Time after which the quota has ended at the caller in any case, with [`DELIVERY_TIME`]; `None` for
+    /// [`BucketReport::lifetime`]. Shorter if the share is to be reduced: the quota is not extended then, and lasts at
+    /// least [`Assignments::REDUCTION_TIME`].
     pub lifetime: Option<Micros>,
     /// Time after which the quota should be computed again without a report, if it depends on more than reports.
     pub review_in: Option<Micros>,
@@ -250,15 +251,6 @@ impl SharedCounter<'_> {
     }
 }
 
-/// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
-fn blanket_rule(policy: FailurePolicy) -> Option<Assignment> {
-    match policy {
-        FailurePolicy::Error => None,
-        FailurePolicy::Allow => Some(Assignment::blanket(Quota::AllowAll)),
-        FailurePolicy::Deny | FailurePolicy::Local => Some(Assignment::blanket(Quota::DenyAll)),
-    }
-}
-
 /// Returns the number of a caller with this name, which is the same on all instances.
 #[must_use]
 pub fn caller_number(name: &str) -> u64 {
@@ -307,7 +299,7 @@ impl<S: Store> Engine<S> {
             }
             Match::Denied(applied) => {
                 self.count_reported(report, &applied, &Decision::default(), now);
-                let quota = if applied.is_shadow() { Quota::AllowAll } else { Quota::DenyAll };
+                let quota = if self.is_shadow(snapshot, &applied) { Quota::AllowAll } else { Quota::DenyAll };
                 return ReportOutcome::counted(Some(Assignment::blanket(quota)));
             }
             Match::Limited(applied) => self.shared_counter(snapshot, report, applied),
@@ -317,7 +309,7 @@ impl<S: Store> Engine<S> {
             Err(applied) => {
                 self.count_reported(report, &applied, &Decision::default(), now);
                 self.log_indivisible(report.domain, &applied);
-                return ReportOutcome::counted(blanket_rule(self.on_error(&applied)));
+                return ReportOutcome::counted(self.blanket(snapshot, &applied));
             }
         };
         let SharedCounter { applied, limit, .. } = &counter;
@@ -342,13 +334,13 @@ impl<S: Store> Engine<S> {
             self.count_reported(report, applied, &Decision::default(), now);
             let policy = self.on_error(applied);
             self.statistics.on_error[policy as usize].add(self.worker, 1);
-            return ReportOutcome { assignment: blanket_rule(policy), is_counted: false };
+            return ReportOutcome { assignment: self.blanket(snapshot, applied), is_counted: false };
         };
         // Hits that were counted in advance are not used yet.
         let unused = held.prepaid.hits.max(0).unsigned_abs();
         let used = decision.used.saturating_sub(unused);
         self.count_reported(report, applied, &Decision { used, ..*decision }, now);
-        if applied.is_shadow() || self.settings.shadow_mode {
+        if self.is_shadow(snapshot, applied) {
             return ReportOutcome::counted(Some(Assignment::blanket(Quota::AllowAll)));
         }
         let share = Assignments::read(&share.decision);
@@ -581,6 +573,17 @@ impl<S> Engine<S> {
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         Ok(SharedCounter { applied, limit, key, number: NonZeroU32::MIN | hasher.finish() as u32 })
+    }
+
+    /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
+    fn blanket(&self, snapshot: &Snapshot, applied: &AppliedLimit<'_>) -> Option<Assignment> {
+        let quota = match self.on_error(applied) {
+            FailurePolicy::Error => return None,
+            FailurePolicy::Allow => Quota::AllowAll,
+            FailurePolicy::Deny | FailurePolicy::Local if self.is_shadow(snapshot, applied) => Quota::AllowAll,
+            FailurePolicy::Deny | FailurePolicy::Local => Quota::DenyAll,
+        };
+        Some(Assignment::blanket(quota))
     }
 
     /// Logs that a rule has a limit that cannot be divided, once until rules are loaded again.
