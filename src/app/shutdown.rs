@@ -46,14 +46,12 @@ pub(super) async fn stop_servers(
         for name in HEALTH_NAMES {
             health.clear_service_status(name).await;
         }
-        let drained = async {
-            let _ = tokio::join!(grpc, http);
-            store.return_all(clock.now()).await;
-        };
+        let drained = async { tokio::join!(grpc, http) };
         if timeout(settings.grace, drained).await.is_err() {
             tracing::warn!("some calls did not finish within shutdown.grace");
         }
-        // A client that keeps its connection open must not cost the last hits. This has its own timeouts.
+        // A client that keeps its connection open must not cost the last hits. Both have timeouts of their own.
+        store.return_all(clock.now()).await;
         if let Some(cluster) = cluster {
             cluster.leave().await;
         }

@@ -85,6 +85,21 @@ async fn redis_receives_missing_hits_after_an_outage() {
     assert_eq!(stored_count(&redis), 346);
 }
 
+/// A client does not close its connection within the grace: its runtime is blocked.
+#[tokio::test]
+async fn the_last_hits_are_reported_at_shutdown() {
+    let redis = RedisServer::start();
+    let server = start(&redis, EVENTUAL, &[("eventual.sync", "30s"), ("shutdown.grace", "500ms")]);
+    let client = server.client().await;
+    assert!(check(&client, single_request("window", 1)).await.allowed());
+    let spent = spend(&client, "window", 20).await;
+    assert_eq!(stored_count(&redis), 1, "the hits are not reported yet");
+    server.signal("TERM");
+    wait_for("the shutdown", || server.log().contains("shutdown complete").then_some(()));
+    assert!(server.log().contains("some calls did not finish within shutdown.grace"), "{}", server.log());
+    assert_eq!(stored_count(&redis), 1 + spent);
+}
+
 /// Each descriptor has its own answer, whichever counters of the request are known locally.
 #[tokio::test]
 async fn each_descriptor_has_its_own_answer() {
