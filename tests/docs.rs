@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use crate::support::{repository, tool};
+use crate::support::{repository, rust_sources, tool};
 
 /// Longest paragraph in lines of 100 columns.
 const MAX_PARAGRAPH_LINES: usize = 6;
@@ -126,6 +126,57 @@ fn every_path_to_a_source_leads_to_a_file_or_a_folder() {
         }
     }
     assert!(checked > 100, "only {checked} paths were found");
+    assert!(missing.is_empty(), "{}", missing.join("\n"));
+}
+
+/// Returns whether a name such as `engine::overrides::Target` exists: each part is a folder or a file inside the one
+/// before, and the last ones are words in its sources.
+fn name_exists(name: &str) -> bool {
+    let mut parts = name.split("::");
+    let first = parts.next().unwrap_or_default();
+    let roots =
+        [format!("crates/{first}/src"), format!("{first}/src"), format!("src/{first}"), format!("src/{first}.rs")];
+    let Some(mut place) = roots.into_iter().find(|path| repository(path).exists()) else {
+        return false;
+    };
+    let mut words = Vec::new();
+    for part in parts {
+        let [folder, file] = [format!("{place}/{part}"), format!("{place}/{part}.rs")];
+        if words.is_empty() && repository(&folder).exists() {
+            place = folder;
+        } else if words.is_empty() && repository(&file).exists() {
+            place = file;
+        } else {
+            words.push(part);
+        }
+    }
+    let sources = if place.ends_with(".rs") {
+        vec![fs::read_to_string(repository(&place)).unwrap()]
+    } else {
+        rust_sources(&place).into_iter().map(|(_, text)| text).collect()
+    };
+    let mut known = HashSet::new();
+    for text in &sources {
+        known.extend(text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_')));
+    }
+    words.iter().all(|word| known.contains(word))
+}
+
+#[test]
+fn every_name_in_the_glossary_exists() {
+    let glossary = fs::read_to_string(repository("docs/glossary.md")).unwrap();
+    let mut checked = 0;
+    let mut missing = Vec::new();
+    for row in glossary.lines().filter(|line| line.starts_with("| **")) {
+        let (_, code) = row.trim_end_matches(['|', ' ']).rsplit_once(" | ").unwrap();
+        for name in code.split('`').skip(1).step_by(2).filter(|name| name.contains("::")) {
+            checked += 1;
+            if !name_exists(name) {
+                missing.push(name);
+            }
+        }
+    }
+    assert!(checked > 80, "only {checked} names were found");
     assert!(missing.is_empty(), "{}", missing.join("\n"));
 }
 

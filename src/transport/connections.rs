@@ -41,7 +41,7 @@ pub(super) struct Connections {
 struct State {
     /// The last number of a connection.
     last: u64,
-    open: BTreeMap<u64, Arc<Connection>>,
+    open: BTreeMap<u64, Arc<Entry>>,
     /// The number of connections of each source.
     sources: HashMap<IpAddr, usize>,
     /// The source that holds more than half of the maximum.
@@ -61,7 +61,7 @@ struct Rank {
 }
 
 /// State of a connection in the listener.
-struct Connection {
+struct Entry {
     /// The source, or `None` for a Unix socket.
     source: Option<IpAddr>,
     /// The tick of the last use.
@@ -72,15 +72,15 @@ struct Connection {
     task: OnceLock<AbortHandle>,
 }
 
-/// The entry of an open connection, which is removed when the slot is dropped.
-pub(super) struct Slot {
+/// The entry of an open connection, which is removed when this is dropped.
+pub(super) struct OpenConnection {
     connections: Arc<Connections>,
-    connection: Arc<Connection>,
+    entry: Arc<Entry>,
     number: u64,
 }
 
 /// A call in progress on a connection.
-pub(super) struct CallGuard(Arc<Slot>);
+pub(super) struct CallGuard(Arc<OpenConnection>);
 
 // === impl Connections ===
 
@@ -97,7 +97,7 @@ impl Connections {
     }
 
     /// Adds a connection. Closes another one if the maximum is open.
-    pub(super) fn open(self: &Arc<Self>, peer: Option<SocketAddr>) -> Slot {
+    pub(super) fn open(self: &Arc<Self>, peer: Option<SocketAddr>) -> OpenConnection {
         let source = peer.map(|peer| source(peer.ip()));
         let mut state = self.state();
         if let Some(source) = source {
@@ -113,22 +113,21 @@ impl Connections {
                 tracing::warn!(
                     listener = self.listener,
                     max = self.max,
-                    "maximum number of connections reached; closing connections of the address with most of them, and \
-                     else those that were not used for the longest time"
+                    "maximum number of connections reached; each new one replaces an idle or the least recently used one"
                 );
             }
         }
         state.last += 1;
         let number = state.last;
-        let connection = Arc::new(Connection {
+        let entry = Arc::new(Entry {
             source,
             used: AtomicU64::new(self.tick.load(Relaxed)),
             calls: AtomicU32::new(0),
             is_authenticated: AtomicBool::new(false),
             task: OnceLock::new(),
         });
-        state.open.insert(number, Arc::clone(&connection));
-        Slot { connections: Arc::clone(self), connection, number }
+        state.open.insert(number, Arc::clone(&entry));
+        OpenConnection { connections: Arc::clone(self), entry, number }
     }
 
     /// Closes the connection that makes room first.
@@ -156,7 +155,7 @@ impl Connections {
         (self.max / 2).max(1)
     }
 
-    /// Closes connections until at most `max` are open. If all others are too new, [`Slot::set_task`] closes them later.
+    /// Closes connections until at most `max` are open. If all others are too new, [`OpenConnection::set_task`] closes them later.
     fn evict_down_to(&self, max: usize, state: &mut State) {
         while state.open.len() > max && self.evict(state) {}
     }
@@ -169,11 +168,11 @@ impl Connections {
             state.candidates.clear();
             state.candidates_of = large_source;
         }
-        let Some(connection) = state.next_candidate().and_then(|number| state.remove(number)) else {
+        let Some(entry) = state.next_candidate().and_then(|number| state.remove(number)) else {
             return false;
         };
         self.evictions.fetch_add(1, Relaxed);
-        connection.close();
+        entry.close();
         true
     }
 
@@ -193,7 +192,7 @@ impl State {
     fn next_candidate(&mut self) -> Option<u64> {
         for _ in 0..2 {
             while let Some((rank, number)) = self.candidates.pop() {
-                let is_unchanged = self.open.get(&number).is_some_and(|connection| connection.rank() == rank);
+                let is_unchanged = self.open.get(&number).is_some_and(|entry| entry.rank() == rank);
                 if is_unchanged {
                     return Some(number);
                 }
@@ -205,11 +204,11 @@ impl State {
 
     fn choose_candidates(&mut self) {
         let mut ranked = Vec::with_capacity(self.open.len());
-        for (number, connection) in &self.open {
-            let is_of_source = self.candidates_of.is_none() || connection.source == self.candidates_of;
+        for (number, entry) in &self.open {
+            let is_of_source = self.candidates_of.is_none() || entry.source == self.candidates_of;
             // A connection that no task serves yet is new.
-            if is_of_source && connection.task.get().is_some() {
-                ranked.push((connection.rank(), *number));
+            if is_of_source && entry.task.get().is_some() {
+                ranked.push((entry.rank(), *number));
             }
         }
         if ranked.len() > CANDIDATES {
@@ -224,9 +223,9 @@ impl State {
         self.candidates = ranked.split_off(others.min(first));
     }
 
-    fn remove(&mut self, number: u64) -> Option<Arc<Connection>> {
-        let connection = self.open.remove(&number)?;
-        if let Some(source) = connection.source
+    fn remove(&mut self, number: u64) -> Option<Arc<Entry>> {
+        let entry = self.open.remove(&number)?;
+        if let Some(source) = entry.source
             && let Some(count) = self.sources.get_mut(&source)
         {
             *count -= 1;
@@ -234,13 +233,13 @@ impl State {
                 self.sources.remove(&source);
             }
         }
-        Some(connection)
+        Some(entry)
     }
 }
 
-// === impl Connection ===
+// === impl Entry ===
 
-impl Connection {
+impl Entry {
     fn rank(&self) -> Rank {
         Rank {
             is_authenticated: self.is_authenticated.load(Relaxed),
@@ -256,45 +255,45 @@ impl Connection {
     }
 }
 
-// === impl Slot ===
+// === impl OpenConnection ===
 
-impl Slot {
+impl OpenConnection {
     /// Records the task that serves the connection.
     pub(super) fn set_task(&self, task: AbortHandle) {
         // Before it has a task, so that it does not make room itself.
         self.connections.evict_down_to(self.connections.max, &mut self.connections.state());
-        // A slot has one task.
-        let _ = self.connection.task.set(task);
+        // A connection has one task.
+        let _ = self.entry.task.set(task);
     }
 
     /// Records that the connection was used now.
     pub(super) fn record_use(&self) {
-        self.connection.used.store(self.connections.tick.load(Relaxed), Relaxed);
+        self.entry.used.store(self.connections.tick.load(Relaxed), Relaxed);
     }
 
     /// Records whether calls are in progress.
     pub(super) fn set_has_calls(&self, has_calls: bool) {
-        self.connection.calls.store(u32::from(has_calls), Relaxed);
+        self.entry.calls.store(u32::from(has_calls), Relaxed);
     }
 
     /// Records that a caller of the connection has authenticated.
     pub(super) fn set_authenticated(&self) {
-        self.connection.is_authenticated.store(true, Relaxed);
+        self.entry.is_authenticated.store(true, Relaxed);
     }
 
     /// Records a call that is in progress until the guard is dropped.
     pub(super) fn begin_call(self: &Arc<Self>) -> CallGuard {
-        self.connection.calls.fetch_add(1, Relaxed);
+        self.entry.calls.fetch_add(1, Relaxed);
         CallGuard(Arc::clone(self))
     }
 
     /// Closes the connection.
     pub(super) fn close(&self) {
-        self.connection.close();
+        self.entry.close();
     }
 }
 
-impl Drop for Slot {
+impl Drop for OpenConnection {
     fn drop(&mut self) {
         self.connections.state().remove(self.number);
     }
@@ -302,10 +301,10 @@ impl Drop for Slot {
 
 impl Drop for CallGuard {
     fn drop(&mut self) {
-        let slot = &self.0;
-        slot.connection.calls.fetch_sub(1, Relaxed);
-        slot.connections.advance();
-        slot.record_use();
+        let open_connection = &self.0;
+        open_connection.entry.calls.fetch_sub(1, Relaxed);
+        open_connection.connections.advance();
+        open_connection.record_use();
     }
 }
 
@@ -331,23 +330,24 @@ mod tests {
             Self(Connections::new(max, "test"))
         }
 
-        fn connect(&self, peer: &str) -> Arc<Slot> {
+        fn connect(&self, peer: &str) -> Arc<OpenConnection> {
             let peer = (!peer.is_empty()).then(|| SocketAddr::new(peer.parse().unwrap(), 1));
             self.0.advance();
-            let slot = self.0.open(peer);
-            slot.set_task(tokio::spawn(std::future::pending::<()>()).abort_handle());
-            Arc::new(slot)
+            let open_connection = self.0.open(peer);
+            open_connection.set_task(tokio::spawn(std::future::pending::<()>()).abort_handle());
+            Arc::new(open_connection)
         }
     }
 
-    fn use_now(slot: &Slot) {
-        slot.connections.advance();
-        slot.record_use();
+    fn use_now(open_connection: &OpenConnection) {
+        open_connection.connections.advance();
+        open_connection.record_use();
     }
 
     /// Returns whether each connection is open.
-    fn are_open<const N: usize>(slots: [&Arc<Slot>; N]) -> [bool; N] {
-        slots.map(|slot| slot.connections.state().open.contains_key(&slot.number))
+    fn are_open<const N: usize>(open_connections: [&Arc<OpenConnection>; N]) -> [bool; N] {
+        open_connections
+            .map(|open_connection| open_connection.connections.state().open.contains_key(&open_connection.number))
     }
 
     #[tokio::test]
@@ -359,16 +359,16 @@ mod tests {
         assert_eq!(are_open([&first, &second, &third]), [true, false, true]);
         drop(third);
         let fourth = listener.connect("10.0.0.4");
-        assert_eq!(are_open([&first, &fourth]), [true, true], "a closed connection makes room by itself");
+        assert_eq!(are_open([&first, &fourth]), [true, true], "a closed entry makes room by itself");
         assert_eq!(listener.0.evictions(), 1);
     }
 
     #[tokio::test]
     async fn the_task_of_an_evicted_connection_ends() {
         let listener = Listener::new(1);
-        let slot = Arc::new(listener.0.open(None));
+        let open_connection = Arc::new(listener.0.open(None));
         let task = tokio::spawn(std::future::pending::<()>());
-        slot.set_task(task.abort_handle());
+        open_connection.set_task(task.abort_handle());
         let _other = listener.connect("10.0.0.1");
         assert!(task.await.unwrap_err().is_cancelled());
     }
@@ -424,11 +424,11 @@ mod tests {
         let peer = SocketAddr::from(([6, 6, 6, 6], 1));
         let flood: Vec<_> = (0..4).map(|_| listener.0.open(Some(peer))).collect();
         assert_eq!(listener.0.evictions(), 0, "none of the large address is served yet");
-        for slot in &flood {
-            slot.set_task(tokio::spawn(std::future::pending::<()>()).abort_handle());
+        for open_connection in &flood {
+            open_connection.set_task(tokio::spawn(std::future::pending::<()>()).abort_handle());
         }
         assert_eq!((are_open([&honest]), listener.0.evictions()), ([true], 3));
-        let newest = flood.last().map(|slot| slot.number).unwrap();
+        let newest = flood.last().map(|open_connection| open_connection.number).unwrap();
         assert!(listener.0.state().open.contains_key(&newest));
     }
 
@@ -436,7 +436,7 @@ mod tests {
     async fn busy_connections_of_an_address_above_its_share_make_room() {
         let listener = Listener::new(2);
         let flood: Vec<_> = (0..2).map(|_| listener.connect("6.6.6.6")).collect();
-        flood.iter().for_each(|slot| slot.set_has_calls(true));
+        flood.iter().for_each(|open_connection| open_connection.set_has_calls(true));
         let honest = listener.connect("10.0.0.1");
         assert_eq!(are_open([&flood[0], &flood[1], &honest]), [false, true, true]);
     }
@@ -453,16 +453,16 @@ mod tests {
     #[tokio::test]
     async fn a_flood_closes_the_oldest_first_and_never_a_connection_that_was_used_since() {
         let listener = Listener::new(CANDIDATES * 4);
-        let mut slots: Vec<_> = (0..CANDIDATES * 4)
+        let mut open_connections: Vec<_> = (0..CANDIDATES * 4)
             .map(|number| listener.connect(&format!("10.0.{}.{}", number / 250, number % 250)))
             .collect();
         let _first = listener.connect("11.0.0.1");
         // The second one is a candidate by now.
-        use_now(&slots[1]);
+        use_now(&open_connections[1]);
         for number in 0..CANDIDATES * 2 {
-            slots.push(listener.connect(&format!("12.0.{}.{}", number / 250, number % 250)));
+            open_connections.push(listener.connect(&format!("12.0.{}.{}", number / 250, number % 250)));
         }
-        let open: Vec<bool> = slots.iter().map(|slot| are_open([slot])[0]).collect();
+        let open: Vec<bool> = open_connections.iter().map(|open_connection| are_open([open_connection])[0]).collect();
         let evicted = CANDIDATES * 2 + 1;
         assert!(open[1] && !open[0], "{open:?}");
         assert!(open[2..=evicted].iter().all(|is_open| !is_open), "{open:?}");

@@ -168,8 +168,8 @@ impl Service {
         assert!(matches!(taken, Poll::Ready(Ok(()))));
         others.keep();
         let budgets = Budgets::new(messages, memory.streams(), &settings.limits);
-        let slot = Arc::new(Connections::new(1, "fuzz").open(None));
-        let context = ConnectionContext { errors: Arc::default(), budgets, slot, shutdown: stopping };
+        let open_connection = Arc::new(Connections::new(1, "fuzz").open(None));
+        let context = ConnectionContext { errors: Arc::default(), budgets, open_connection, shutdown: stopping };
         let handler = Arc::clone(&self.handler);
         let serving = async {
             if is_unix {

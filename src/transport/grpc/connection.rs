@@ -1,4 +1,5 @@
-//! Serves one connection, from the handshake to its end.
+//! Serves one connection, from the handshake to its end. `docs/guides/operations.md` (connections and open files) has
+//! everything that ends a connection.
 
 use std::{
     future::poll_fn,
@@ -27,7 +28,7 @@ use super::{
     keep_alive::KeepAlive,
     listener::Stream,
 };
-use crate::transport::{connections::Slot, errors::CallerErrors, shutdown::wait_for_shutdown, tls::Tls};
+use crate::transport::{connections::OpenConnection, errors::CallerErrors, shutdown::wait_for_shutdown, tls::Tls};
 
 /// Timeout each for the TLS handshake with the first bytes of a connection, and for the HTTP/2 handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,7 +57,7 @@ pub(in crate::transport) struct ConnectionContext {
     pub(in crate::transport) errors: Arc<CallerErrors>,
     pub(in crate::transport) budgets: Budgets,
     /// Its place among the connections of the listener.
-    pub(in crate::transport) slot: Arc<Slot>,
+    pub(in crate::transport) open_connection: Arc<OpenConnection>,
     pub(in crate::transport) shutdown: watch::Receiver<bool>,
 }
 
@@ -125,7 +126,7 @@ pub(in crate::transport) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin,
     settings: &Settings,
     context: ConnectionContext,
 ) {
-    let ConnectionContext { errors, budgets, slot, mut shutdown } = context;
+    let ConnectionContext { errors, budgets, open_connection, mut shutdown } = context;
     let (mut connection, mut keep_alive) = match handshake(stream, methods, settings, &errors, budgets).await {
         Ok(connected) => connected,
         Err(error) => {
@@ -136,7 +137,7 @@ pub(in crate::transport) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin,
     // ± 10%, so that connections that were opened together do not all close together.
     let age = settings.max_connection_age.mul_f64(rand::random_range(0.9..1.1));
     let mut end = pin!(sleep_until(Instant::now() + age));
-    let mut usage = Usage { slot, last_call: connection.last_call(), has_calls: false };
+    let mut usage = Usage { open_connection, last_call: connection.last_call(), has_calls: false };
     loop {
         let is_leaving = connection.is_leaving();
         let serving = poll_fn(|context| {
@@ -171,9 +172,9 @@ pub(in crate::transport) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin,
     }
 }
 
-/// Keeps the slot of a connection up to date.
+/// Keeps the entry of a connection up to date.
 struct Usage {
-    slot: Arc<Slot>,
+    open_connection: Arc<OpenConnection>,
     last_call: Instant,
     has_calls: bool,
 }
@@ -183,11 +184,11 @@ impl Usage {
     fn record(&mut self, last_call: Instant, has_calls: bool) {
         if self.last_call != last_call {
             self.last_call = last_call;
-            self.slot.record_use();
+            self.open_connection.record_use();
         }
         if self.has_calls != has_calls {
             self.has_calls = has_calls;
-            self.slot.set_has_calls(has_calls);
+            self.open_connection.set_has_calls(has_calls);
         }
     }
 }

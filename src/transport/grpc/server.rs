@@ -30,7 +30,7 @@ use crate::{
     metrics::{Instrument, Label, LogThrottle, Meter, observe_counter, observe_gauge},
     transport::{
         TlsError,
-        connections::{Connections, Slot},
+        connections::{Connections, OpenConnection},
         errors::CallerErrors,
         shutdown::wait_for_shutdown,
         tls::Tls,
@@ -73,7 +73,7 @@ struct Worker {
 /// A connection that is passed to a worker.
 struct NewConnection {
     stream: PassedStream,
-    slot: Slot,
+    open_connection: OpenConnection,
 }
 
 /// A gRPC server with an open listener.
@@ -238,8 +238,8 @@ fn hand_over(stream: Stream, peer: Option<SocketAddr>, workers: &[Worker], conne
     match stream.pass() {
         Ok(stream) => {
             worker.connections.fetch_add(1, Relaxed);
-            let slot = connections.open(peer);
-            if worker.sender.try_send(NewConnection { stream, slot }).is_err() {
+            let open_connection = connections.open(peer);
+            if worker.sender.try_send(NewConnection { stream, open_connection }).is_err() {
                 worker.connections.fetch_sub(1, Relaxed);
                 tracing::warn!("a worker's queue of new connections is full; closing a new connection");
             }
@@ -278,7 +278,7 @@ async fn work<M: Methods>(mut receiver: mpsc::Receiver<NewConnection>, methods: 
             Some(_) = connections.join_next() => continue,
             () = wait_for_shutdown(&mut stopping) => None,
         };
-        let Some(NewConnection { stream, slot }) = new else {
+        let Some(NewConnection { stream, open_connection }) = new else {
             break;
         };
         let guard = ConnectionGuard(Arc::clone(&worker.connections));
@@ -288,18 +288,18 @@ async fn work<M: Methods>(mut receiver: mpsc::Receiver<NewConnection>, methods: 
         let methods = Arc::clone(methods);
         let settings = Arc::clone(&worker.settings);
         let tls = worker.tls.clone();
-        let slot = Arc::new(slot);
+        let open_connection = Arc::new(open_connection);
         let context = ConnectionContext {
             errors: Arc::clone(&worker.errors),
             budgets: worker.budgets.clone(),
-            slot: Arc::clone(&slot),
+            open_connection: Arc::clone(&open_connection),
             shutdown: worker.shutdown.clone(),
         };
         let task = connections.spawn(async move {
             connection::serve(stream, methods, &settings, tls, context).await;
             drop(guard);
         });
-        slot.set_task(task);
+        open_connection.set_task(task);
     }
     while connections.join_next().await.is_some() {}
 }

@@ -43,7 +43,7 @@ pub(super) use self::{
 };
 use super::{
     browser_security::secure,
-    connections::{Connections, Slot},
+    connections::{Connections, OpenConnection},
     shutdown::wait_for_shutdown,
     tls::Tls,
 };
@@ -81,13 +81,13 @@ pub(crate) struct Connection<'a> {
 
 /// The connection of a request, in the extensions of the request.
 #[derive(Clone)]
-pub(super) struct Authenticated(Arc<Slot>);
+pub(super) struct Authenticated(Arc<OpenConnection>);
 
 impl Authenticated {
     /// Records that the request has a caller with a token or a certificate.
     pub(super) fn record(request: &Request) {
-        if let Some(Self(slot)) = request.extensions().get() {
-            slot.set_authenticated();
+        if let Some(Self(open_connection)) = request.extensions().get() {
+            open_connection.set_authenticated();
         }
     }
 }
@@ -173,17 +173,17 @@ impl HttpServer {
             // Responses are small, and must not wait for Nagle's algorithm.
             let _ = stream.set_nodelay(true);
             connections.advance();
-            let slot = Arc::new(connections.open(Some(peer)));
+            let open_connection = Arc::new(connections.open(Some(peer)));
             let output = Output {
                 budget: self.budget.clone(),
                 rejections: Arc::clone(&self.rejections),
-                slot: Arc::clone(&slot),
+                open_connection: Arc::clone(&open_connection),
                 requests: Arc::default(),
                 waiting: Arc::clone(&waiting),
             };
             let serving = serve(stream, peer, self.tls.clone(), router.clone(), Arc::new(output), graceful.watcher());
             let task = tokio::spawn(serving);
-            slot.set_task(task.abort_handle());
+            open_connection.set_task(task.abort_handle());
         }
         drop(listener);
         graceful.shutdown().await;
@@ -243,10 +243,10 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
 
 /// Handles a request within the bounds of memory and time.
 async fn handle(State(output): State<Arc<Output>>, mut request: Request, next: Next) -> Response {
-    let call = output.slot.begin_call();
+    let call = output.open_connection.begin_call();
     let _request = output.requests.begin();
     let is_grpc = request_body::is_grpc(&request);
-    request.extensions_mut().insert(Authenticated(Arc::clone(&output.slot)));
+    request.extensions_mut().insert(Authenticated(Arc::clone(&output.open_connection)));
     let (request, input) = match request_body::reserve(request, &output.budget, &output.waiting).await {
         Ok(reserved) => reserved,
         Err(rejection) => return reject(&output, rejection, is_grpc),
@@ -288,7 +288,7 @@ mod tests {
         Arc::new(Output {
             budget: Budget::new("test", 1 << 20, Victim::Oldest),
             rejections: Arc::new(Rejections::new("test")),
-            slot: Arc::new(Connections::new(1, "test").open(None)),
+            open_connection: Arc::new(Connections::new(1, "test").open(None)),
             requests: Arc::default(),
             waiting: Arc::new(Semaphore::new(MAX_WAITING)),
         })

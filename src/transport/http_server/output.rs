@@ -13,14 +13,14 @@ use super::{
 };
 use crate::{
     budget::{Budget, Reservation},
-    transport::connections::Slot,
+    transport::connections::OpenConnection,
 };
 
 /// Context of the responses of a connection.
 pub(super) struct Output {
     pub(super) budget: Budget,
     pub(super) rejections: Arc<Rejections>,
-    pub(super) slot: Arc<Slot>,
+    pub(super) open_connection: Arc<OpenConnection>,
     pub(super) requests: Arc<Requests>,
     /// Bounds the number of waits for a reservation, on all connections of the listener.
     pub(super) waiting: Arc<Semaphore>,
@@ -30,7 +30,7 @@ impl Output {
     /// Closes the connection because its caller does not read a response.
     pub(super) fn close_unread(&self) {
         self.rejections.record(Rejection::Unread);
-        self.slot.close();
+        self.open_connection.close();
     }
 
     /// Returns a reservation for a part of a response. A part that is larger than the budget gets the whole budget.
