@@ -1,9 +1,9 @@
 //! [`DenyCache`]: denials that are still valid, answered without calling the service.
 //!
 //! A denial is valid for the same descriptors and the same or a larger cost, until the first of its limits would allow
-//! the request again. It is cached for at most one second, because an operator's override takes effect everywhere
-//! within a second. Denials that the service made without its counters, and denials that count against the limit, are
-//! not cached.
+//! the request again. It is cached for at most one second, in addition to the second in which an operator's override
+//! reaches all instances. Denials that the service made without its counters, and denials that can end at any time or count against
+//! the limit, are not cached.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -20,7 +20,7 @@ use crate::{
 
 /// Number of refund counters. Each descriptor uses one of them, selected by its identity.
 const REFUND_SLOTS: usize = 256;
-/// Maximum age of a cached denial, and so the time until a limit that was raised elsewhere takes effect.
+/// Maximum age of a cached denial, and so the time until a limit that was raised in the service takes effect here.
 const MAX_AGE: Duration = Duration::from_secs(1);
 
 /// Cache of denials, by domain and descriptors.

@@ -48,7 +48,7 @@ impl Client {
     ///
     /// A random holder id is appended to each descriptor as an entry ([`Acquire::holder_key`]). While the permit
     /// exists, the slot is renewed in the background. The slot is released when the permit is dropped, also if its task
-    /// is cancelled or panics. If the whole process dies, the slot expires.
+    /// is cancelled or panics. If the whole process dies, the slot ends after the rule's `hold`.
     ///
     /// # Errors
     ///

@@ -60,8 +60,8 @@ impl GrantCache {
         );
     }
 
-    /// Removes all grants. Returns the key of the descriptor, the id and the number of used hits of each that has
-    /// unused hits.
+    /// Removes all grants. For each grant with unused hits, returns the key of its descriptor, its id and the number
+    /// of used hits.
     #[must_use]
     pub fn return_all(&self, now: Duration) -> Vec<(String, u64, u64)> {
         let unspent = self.0.take_all(now).into_iter().filter_map(|grant| {

@@ -10,7 +10,7 @@
 //! | store | `store` | the counters: memory or Redis |
 //! | engine | `engine` | one engine for each worker and one for the control runtime |
 //! | servers | `servers` | bound sockets, worker threads, gRPC, HTTP and the admin API |
-//! | overrides | `overrides` | what operators have set, candidate rules, activity |
+//! | overrides | `operators` | what operators have set, candidate rules, activity |
 //! | cluster | `cluster` | the exchange of hits with other instances, if there are `cluster.peers` |
 //! | background tasks | `tasks` | one list: name, interval, owner |
 //! | shutdown | `shutdown` | the same phases in reverse order |

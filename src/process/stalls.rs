@@ -8,9 +8,9 @@ use std::{
 use crate::metrics::{Instrument, Label, Meter};
 use parking_lot::{Mutex, MutexGuard};
 
-/// Interval at which a thread shows that it works.
+/// Interval at which the watchdog wakes on its thread. A later wake-up is a stall.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Time for which a stall is shown at least.
+/// Minimum time for which the metric reports a stall.
 const WINDOW: Duration = Duration::from_secs(60);
 
 /// The longest stalls of every thread.

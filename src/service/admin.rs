@@ -61,7 +61,7 @@ impl EntityUsage {
     }
 }
 
-/// The actions of operators. Must be used on the runtime to which the connections of `engine` belong.
+/// The methods of the admin API, without their protocol. Must be used on the runtime to which the connections of `engine` belong.
 #[derive(Clone)]
 pub struct Admin {
     /// The engine, which calls the store.

@@ -1,6 +1,10 @@
 //! [`RulesInForce`]: reads rules from their source, compiles them, and swaps them in. If new rules are invalid, the
 //! previous rules stay in force.
 //!
+//! The rules are those of promoted candidate rules ([`RulesInForce::promote`], by operators) if there are any, else those
+//! that a control plane pushes ([`RulesInForce::push`]), else those of the directory. Overrides and candidate rules are
+//! layers above them.
+//!
 //! The directory is polled four times a second. It is read when two consecutive polls agree, so a file that an editor
 //! writes in two steps is not read between them. A poll costs a `stat` per file. It also detects changes that file
 //! notifications miss: symlinks that are swapped anywhere in the path (Kubernetes' `ConfigMap`s), and changes on
@@ -272,7 +276,8 @@ impl RulesInForce {
             Err(error) => {
                 let chain = crate::metrics::chain(&error);
                 self.failures.add(WorkerId(0), 1);
-                tracing::error!("cannot load the changed rules; the previous rules stay in force:\n{chain}");
+                let in_force = if *self.loaded.borrow() { "the previous rules stay" } else { "no rules are" };
+                tracing::error!("cannot load the changed rules; {in_force} in force:\n{chain}");
                 status.last_error = Some(chain);
                 Err(error)
             }

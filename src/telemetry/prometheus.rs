@@ -54,7 +54,7 @@ impl MetricsPage {
             Some(path) => {
                 let mapping = Mapping::read(path)?;
                 if mapping.is_none() {
-                    tracing::warn!(path = %path.display(), "mapping file not found; using the built-in metric names");
+                    tracing::warn!(path = %path.display(), "telemetry.prometheus.mapping_file not found; using the built-in metric names");
                 }
                 mapping
             }

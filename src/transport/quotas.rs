@@ -263,10 +263,10 @@ struct BucketName {
     descriptor: Option<BucketId>,
 }
 
-/// Returns the name of a bucket with these entries.
+/// Returns the name and the descriptor of the bucket with these entries.
 ///
-/// Envoy rejects a response with a name that is not UTF-8, and forgets its quotas. Such a bucket is counted, and never
-/// mentioned.
+/// Envoy rejects a response with a name that is not UTF-8, and drops all its quotas. The requests of such a bucket are
+/// counted, and no response contains its name.
 fn name(entries: &[RawEntry<'_>]) -> BucketName {
     let mut names = SmallVec::<[(&str, &str); 3]>::new();
     let mut texts = SmallVec::<[(Cow<'_, str>, Cow<'_, str>); 3]>::new();

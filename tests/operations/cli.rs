@@ -117,8 +117,8 @@ fn check_explains_which_rule_matches_a_descriptor() {
     let shared = explain(&["shedding", "fleet=api", "priority=critical", "request_id=7"]);
     assert!(shared.contains("priority=critical, the request's class (line "), "{shared}");
     assert!(shared.contains("request_id=7, the holder of the request's slots (line "), "{shared}");
-    let limit = "limit: 100 in flight, each for at most 1m, concurrency, shared by the classes critical and other, \
-                 named \"fleet\", denials are reported as overload";
+    let limit = "limit: 100 in flight, each for at most 1m, concurrency, shared by the classes critical and \"other\" \
+                 (all other requests), named \"fleet\", denials are reported as overload";
     assert!(shared.contains(limit), "{shared}");
     assert!(
         explain(&["shedding", "report=x"]).contains("60 per minute, elastic up to 120 while \"db\" has spare capacity")

@@ -93,7 +93,7 @@ pub struct Status {
     pub fallback: bool,
     /// Whether an override of the service applied to the descriptor.
     pub(crate) overridden: bool,
-    /// Whether denied hits count against the limit. Such a denial must not be cached.
+    /// Whether a denial must not be cached: denied hits count against the limit, or the denial can end at any time.
     pub(crate) denial_counts: bool,
     /// Whether times are whole seconds, rounded up.
     pub(crate) whole_seconds: bool,

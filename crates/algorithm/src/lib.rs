@@ -61,7 +61,8 @@ pub const MAX_NUMBER: u64 = (1 << 53) - 1;
 
 /// Returns a number of hits that every store can hold: at most [`MAX_NUMBER`].
 ///
-/// Whoever reads a number of hits from a caller, an operator or a file bounds it, so that no other code has to.
+/// Readers of requests, admin calls and files call it. Programs bound the cost as well ([`Operation::cost`]), because
+/// hits of peers are added up on the way.
 #[must_use]
 pub fn bound_hits(hits: u64) -> u64 {
     hits.min(MAX_NUMBER)

@@ -1,4 +1,4 @@
-//! [`Clock`]: the only code that reads the wall clock.
+//! [`Clock`]: the only wall clock that decisions read.
 
 use std::{
     sync::{

@@ -8,6 +8,8 @@
 //! If the domain lists entries to shard by, only these are in the braces. All entries follow in their order, and an
 //! entry from the braces is represented by its key alone: `{domain|user=alice}|user|path=/v1/charges|fw:60`. All
 //! counters of a user are then on one shard. Without any of the listed entries the whole descriptor is the shard key.
+//!
+//! In Redis, `redis.key_prefix` precedes the name. The memory store has only a hash of it.
 
 use std::io::Write;
 

@@ -100,7 +100,7 @@ pub struct Status {
     pub override_kind: Option<OverrideKind>,
     /// Hits that the caller may admit without a request.
     pub grant: Option<Grant>,
-    /// Whether denied requests count, so that each one makes the wait longer.
+    /// Whether a denial must not be cached: denied requests count against the limit, or the denial can end at any time.
     pub denial_counts: bool,
     /// Whether the descriptor denies only if all other quota descriptors do.
     pub quota: bool,

@@ -9,6 +9,7 @@
 //! hit would be allowed, if the hit belongs to another limit, or if the limit has changed.
 //!
 //! - A denial is not cached if a denied hit changes the counter (`count_denied`).
+//! - An override changes the limit, so the entry is not used any more. A reset of the counter has the effect of a refund.
 //! - A refund by this instance invalidates the counter's entry immediately. A refund by another instance takes effect
 //!   after `max_age`.
 //! - Callers must refund only hits that were allowed: a hit that was denied from the cache has never been counted.

@@ -142,7 +142,7 @@ impl fmt::Display for Rule {
             Some(limit) => write!(f, "{limit}")?,
         }
         if !self.classes.is_empty() {
-            write!(f, ", shared by the classes {} and other", self.classes.join(", "))?;
+            write!(f, ", shared by the classes {} and \"other\" (all other requests)", self.classes.join(", "))?;
         }
         if let Some(elastic) = &self.elastic {
             let max = match elastic.steps.last() {

@@ -1,8 +1,8 @@
 //! Rule files and the immutable, lock-free [`RuleSet`] that they are compiled into.
 //!
-//! There are two stages, and neither performs I/O. The `spec` module reads YAML and reports every mistake with its
-//! location as a [`Diagnostic`]. [`compile()`] then builds the tree that [`RuleSet::find`] walks. `service::reload`
-//! reads the directories.
+//! [`source`] reads the files of a directory. The two stages after it perform no I/O: the `spec` module parses YAML and
+//! reports every mistake with its location as a [`Diagnostic`], and [`compile()`] builds the tree that [`RuleSet::find`]
+//! walks. The service polls the directory (`service/reload.rs`).
 
 mod compile;
 mod custom_limit;

@@ -305,11 +305,11 @@ pub fn read_small(text: &str, max_bytes: usize) -> Result<serde_json::Value, Sma
     Ok(to_json(&root))
 }
 
-/// Error returned when a text is not a small YAML document.
+/// Error returned by [`read_small`].
 #[derive(Debug, thiserror::Error)]
 pub enum SmallYamlError {
     /// The document is too long, or becomes too long by its aliases.
-    #[error("the YAML has more than {0} bytes, or its aliases copy more than that")]
+    #[error("the YAML has more than {0} bytes or values, including those that aliases copy")]
     TooLong(usize),
     /// The document is not valid YAML, or is nested too deeply.
     #[error("line {line}, column {column}: {message}")]
@@ -412,7 +412,7 @@ mod tests {
             Err("line 2, column 1: invalid YAML: while parsing a node, did not find expected node content".into())
         );
         for text in [&*"x".repeat(65), "a: &a [x,x,x,x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]"] {
-            let expected = "the YAML has more than 64 bytes, or its aliases copy more than that";
+            let expected = "the YAML has more than 64 bytes or values, including those that aliases copy";
             assert_eq!(read(text), Err(expected.into()), "{text}");
         }
     }

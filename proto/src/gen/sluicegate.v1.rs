@@ -126,7 +126,7 @@ pub struct Status {
     pub soft: bool,
     #[prost(enumeration = "Decider", tag = "8")]
     pub decider: i32,
-    /// Denied hits count against the limit, so every retry prolongs the wait. Such a denial must not be cached.
+    /// The denial must not be cached: denied hits count against the limit, or it can end at any time.
     #[prost(bool, tag = "9")]
     pub denial_counts: bool,
     /// Hits that the caller may admit without a check.

@@ -1,4 +1,4 @@
-//! [`Context`]: the parts of the service that both replications of overrides use.
+//! [`Context`]: the state that `RedisReplication` and `JournalReplication` have in common.
 
 use std::{borrow::Cow, sync::Arc, time::Instant};
 
@@ -19,7 +19,7 @@ use crate::{
 };
 use parking_lot::Mutex;
 
-/// The parts of the service that both replications of overrides use, and the status of the replication.
+/// Options, clock, the rules in force, and the status of the synchronisation, for a replication of overrides.
 pub(super) struct Context {
     pub(super) options: Options,
     pub(super) clock: Clock,

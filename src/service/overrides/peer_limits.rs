@@ -1,7 +1,7 @@
 //! Limits on the changes and overrides of another member: versions, sizes and contents.
 //!
-//! A member is limited to changes that operators can make by the admin API, and to versions that leave higher ones for
-//! all later changes.
+//! A member is limited to changes that operators can make by the admin API, and to versions so
+//! low that every later change can have a higher one.
 
 use super::{
     format::{self, MAX_TEXT_BYTES},

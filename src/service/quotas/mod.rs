@@ -574,8 +574,6 @@ impl QuotaSession {
         }
         let Assignment { quota, tokens, prepaid, share, lifetime, review_in } = assignment;
         let lifetime = lifetime.unwrap_or(normal_lifetime);
-        // Without the bucket: its values can be personal data.
-        tracing::debug!(caller, demand = bucket.demand(), share, ?quota, "assigning a quota");
         if let Some(end) = prepaid.window_end() {
             self.window_phase = end % TICK;
         }
@@ -585,6 +583,8 @@ impl QuotaSession {
         if !is_new {
             return None;
         }
+        // Without the bucket: its values can be personal data.
+        tracing::debug!(caller, demand = bucket.demand(), share_millionths = share, ?quota, "quota sent");
         bucket.held.ends_at = now + lifetime;
         let ttl = Duration::from_secs((lifetime - DELIVERY_TIME).floor_secs());
         Some(BucketAction::Assign(usage.bucket, quota, ttl))

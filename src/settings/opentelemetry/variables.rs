@@ -24,7 +24,7 @@ pub enum Effect {
     Setting(&'static str, Parser),
     /// The variable determines this setting together with another variable.
     Combined(&'static str),
-    /// The SDK reads the variable.
+    /// The OpenTelemetry library of this service reads the variable itself.
     Sdk,
     /// The variable has no effect, for this reason.
     Ignored(&'static str),

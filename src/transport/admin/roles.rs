@@ -43,8 +43,8 @@ pub(super) fn authorize(caller: &Caller, method: &str) -> Result<(), Status> {
     }
     let name = &caller.name;
     Err(Status::permission_denied(if *required == Role::Read {
-        "this method requires a token with the role read or operate (authorization: Bearer TOKEN), or the setting \
-         console.entities"
+        "this method requires the role read: send a token (authorization: Bearer TOKEN), or let the setting \
+         console.entities admit callers without one"
             .to_owned()
     } else if name.is_empty() {
         "this method requires a token with the role operate".to_owned()

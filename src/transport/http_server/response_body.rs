@@ -41,8 +41,8 @@ pub(super) async fn reserve(output: &Arc<Output>, response: Response, call: Call
     Response::from_parts(head, Body::new(body))
 }
 
-/// Waits until the first part of a body is reserved. Returns false if it is not in time, or if too many others
-/// wait.
+/// Reserves memory for the part of a body that is available now. Returns `false` after [`MEMORY_TIMEOUT`], if too many
+/// responses already wait, or if the body fails.
 async fn wait_for_first(output: &Output, body: &mut ResponseBody) -> bool {
     let at_once = std::future::poll_fn(|context| Poll::Ready(body.poll_first(context))).await;
     if let Poll::Ready(result) = at_once {

@@ -3,8 +3,8 @@
 //! have drained (GCRA's theoretical arrival time), so nothing has to run between requests.
 //!
 //! The instant is exact: whole microseconds and a fraction in parts of the limit's [`Rate`]. The state
-//! also contains the drain time of a full bucket. It shows that the limit was changed, and the level is scaled then: a
-//! bucket that was half full stays half full. The leased parts, if any, come last ([`leased_parts`]).
+//! also contains the drain time of a full bucket. If it differs from that of the limit, the limit was changed, and the
+//! level is scaled: a bucket that was half full stays half full. Hits that leases have taken come last ([`leased_parts`]).
 
 mod leased_parts;
 

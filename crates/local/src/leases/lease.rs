@@ -17,7 +17,9 @@
 //!   a part of the held hits to use without checks, until the lease ends at the latest. Granted hits count as used.
 //!   Hits that the caller reports as unused are restored.
 //! - **Return** ([`Lease::return_excess`], [`Lease::return_idle`]): unused hits go back to the store, as a rollback of
-//!   the take, when demand falls, when the lease ends, and when the process ends.
+//!   the take, when demand falls, when the lease ends, and when the process stops.
+//! - **Crash**: the hits of an instance that dies are unavailable to others until the lease ends, and in windows until the
+//!   counter ends.
 
 use std::{num::NonZeroU32, time::Duration};
 

@@ -114,8 +114,8 @@ fn decimal_number(text: &str) -> Option<f64> {
     (0.0..=f64::from(u32::MAX)).contains(&number.trunc()).then_some(number)
 }
 
-/// Returns the value of a number with a leading zero in octal, `Some(None)` if it is not octal, and `None` if there is no
-/// leading zero.
+/// Reads decimal digits after a leading zero, such as `010`, as octal. Returns `Some(None)` if they are no octal number of
+/// 32 bits, and `None` for other texts, such as `0` or `0x10`.
 fn octal_number(text: &str) -> Option<Option<u32>> {
     let text = text.replace('_', "");
     let digits = text.strip_prefix(['+', '-']).unwrap_or(&text).strip_prefix('0')?;

@@ -30,7 +30,7 @@ const RATE_TIME: Micros = Micros::from_secs(10);
 const SAMPLE_INTERVAL: Micros = Micros::from_secs(5);
 /// Time without a request after which the tree is dropped.
 const IDLE_TIME: Micros = Micros::from_secs(30);
-/// Time for which the order of rows is reused.
+/// Time for which the rows and their hits are reused.
 const VIEW_TIME: Micros = Micros::from_secs(1);
 
 /// Rows of the tree of rules.
