@@ -5,10 +5,11 @@
 //! fails all calls immediately. Calls to other servers are not affected, because every server has its own node.
 //!
 //! ## Down ⟶ Up
-//! A background task reconnects immediately, then after 50 ms, and later every 200 ms on average. Calls that find a broken
-//! connection wait for the first attempt, at most for the deadline of a call, so that a server or a network that closes
-//! connections does not fail decisions. Each attempt must complete the handshake, load the script, and execute a write that changes nothing within the deadline of a call. This excludes
-//! frozen servers, which only accept connections; replicas, which do not write; and servers that take longer than `redis.timeout` to answer.
+//! A background task reconnects immediately, then after 50 ms, and later every 200 ms on average. Calls that find a
+//! broken connection wait for the first attempt, at most for the deadline of a call, so that a server or a network that
+//! closes connections does not fail decisions. Each attempt must complete the handshake, load the script, and execute a
+//! write that changes nothing within the deadline of a call. This excludes frozen servers, which only accept
+//! connections; replicas, which do not write; and servers that take longer than `redis.timeout` to answer.
 
 use std::{
     sync::{
