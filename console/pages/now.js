@@ -13,10 +13,14 @@ import { Denied } from "./now_tables.js";
 const Figure = ({ label, value, note, test, isBad }) => html`<div class="figure" data-test=${test}>
   <dt>${label}</dt><dd><span class=${`figure-value ${isBad ? "down" : ""}`}>${value}</span><span class="figure-note">${note}</span></dd></div>`;
 
+// The counts of a period are read up to this many milliseconds after its end.
+const LATE_MS = 2000;
+
 // The errors of the last hour. The last ten seconds (`current`) have some that no period has yet, and some that are in both.
+// A period that may overlap them is left out, so that no error is shown twice.
 function errorsOf(periods, current) {
   const sum = (list) => list.reduce((total, { errors }) => total + errors, 0);
-  const finished = periods.filter(({ start, seconds }) => current && start + seconds * 1000 <= current.start);
+  const finished = periods.filter(({ start, seconds }) => current && start + seconds * 1000 + LATE_MS <= current.start);
   return Math.max(sum(periods), sum(finished) + (current?.errors ?? 0));
 }
 
