@@ -405,7 +405,7 @@ fn slot_value(snapshot: &Snapshot, slot: RuleSetSlot) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::{Admin, admin::tests::admin};
+    use crate::service::{Admin, testing::admin};
 
     fn text(key: &str) -> String {
         format!("domain: api\ndescriptors:\n- {{ key: {key}, rate_limit: {{ unit: hour, requests_per_unit: 1 }} }}\n")

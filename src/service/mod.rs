@@ -26,6 +26,8 @@ pub mod reload;
 pub mod resources;
 pub mod search;
 pub mod simulation;
+#[cfg(test)]
+mod testing;
 
 pub use crate::engine::Clock;
 pub use activity::Activity;

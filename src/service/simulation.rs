@@ -270,7 +270,7 @@ fn replay_log(replay: &mut Replay, log: &str, mapping: &Mapping) -> (u64, bool) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::service::admin::tests::admin;
+    use crate::service::testing::admin;
 
     const RULES: &str =
         "domain: api\ndescriptors:\n- { key: user, rate_limit: { unit: hour, requests_per_unit: 1 } }\n";

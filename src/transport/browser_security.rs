@@ -77,18 +77,11 @@ fn header_text<'r>(request: &'r Request, name: &str) -> Option<&'r str> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use axum::body::Body;
 
     use super::*;
-
-    pub(in crate::transport) fn request(headers: &[(&str, &str)]) -> Request {
-        let mut request = Request::builder().uri("/v1/Inspect");
-        for (name, value) in headers {
-            request = request.header(*name, *value);
-        }
-        request.body(Body::empty()).unwrap()
-    }
+    use crate::transport::testing::request;
 
     #[test]
     fn only_reading_a_page_is_allowed_to_other_sites() {

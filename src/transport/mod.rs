@@ -18,6 +18,8 @@ mod quotas;
 mod resources;
 mod services;
 mod shutdown;
+#[cfg(test)]
+mod testing;
 mod texts;
 mod tls;
 pub mod xds;

@@ -467,7 +467,7 @@ mod tests {
 
     use super::*;
     use crate::Settings;
-    use crate::tests::{NOW, descriptor, engine_with};
+    use crate::testing::{NOW, descriptor, engine_with};
 
     #[test]
     fn the_failure_policy_decides_after_the_store_failed() {

@@ -1,4 +1,8 @@
 //! [`Engine`]: the rules, the counters and the statistics by which a worker decides.
+//!
+//! No method changes an engine: the snapshot of the rules is replaced as a whole by whoever loads rules, and everything
+//! else counts atomically. The methods are in the files of their subjects: `decide` (decisions), `matching` (limits of a
+//! descriptor), `evaluate` (candidate rules), `quotas`, `inspect`, and `utilization` (reports about resources).
 
 use std::sync::Arc;
 

@@ -139,4 +139,6 @@ pub enum DecideError {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+pub(crate) mod testing;
+#[cfg(test)]
+mod tests;

@@ -1,24 +1,19 @@
 //! Tests of whole decisions, with counters in memory.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use futures_util::FutureExt;
 use sluicegate_algorithm::Consistency;
 use sluicegate_metrics::Totals;
-use sluicegate_rules::{self as rules, Metadata, Options, SourceFile};
-use sluicegate_store::Memory;
+use sluicegate_rules::{Metadata, Options};
 use smallvec::smallvec;
 
 use super::{
     matching::Match,
-    overrides::{Mode, Origin, Target},
+    overrides::{Mode, Origin},
+    testing::{MemoryEngine, NOW, decide, descriptor, engine, engine_with, overrides, refund},
     *,
 };
-
-/// An engine with its counters in memory.
-pub(crate) type MemoryEngine = Engine<Arc<Memory>>;
-
-pub(crate) const NOW: Micros = Micros::from_secs(1_763_672_400);
 
 const RULES: &str = "
 domain: api
@@ -35,59 +30,15 @@ fn charge_all() -> String {
     RULES.replace("domain: api", "domain: api\ncharge: all")
 }
 
-/// Returns an engine with its counters in memory.
-pub(super) fn engine_with(text: &str, options: Options, settings: Settings) -> MemoryEngine {
-    let file = SourceFile { name: "api.yaml".into(), text: text.into() };
-    let (rules, _) = rules::compile(&[file], options).unwrap();
-    let statistics = Statistics::new(1, StatisticsSettings { max_dynamic_series: 700, near_limit_ratio: 0.8 });
-    let engine = Engine::in_memory(rules, statistics, &Default::default());
-    Engine { top: Some(TopEntities::new(1)), settings: Arc::new(settings), ..engine }
-}
-
-pub(crate) fn engine(text: &str) -> MemoryEngine {
-    engine_with(text, Options::default(), Settings::default())
-}
-
-pub(crate) fn overrides(entries: &[(&str, &str)]) -> Overrides {
-    let mut overrides = Overrides::default();
-    for (target, value) in entries {
-        let entry = Override {
-            target: Target::parse(target).unwrap(),
-            value: (*value).into(),
-            until: None,
-            author: "alice".into(),
-            reason: "ticket 4711".into(),
-            at: NOW,
-            version: 1,
-        };
-        overrides.put(entry, Options::default()).unwrap();
-    }
-    overrides
-}
-
 /// Replaces all overrides.
 fn set(engine: &MemoryEngine, entries: &[(&str, &str)]) {
     let snapshot = engine.rules.load().with(overrides(entries), None, NOW);
     engine.rules.store(snapshot.into());
 }
 
-pub(super) fn descriptor<'d>(entries: &[(&'d str, &'d str)], hits: u64) -> Descriptor<'d> {
-    let entries = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
-    Descriptor { entries, hits, refund: false, requested_limit: None }
-}
-
 /// Returns a descriptor with the value `x`.
 fn one(key: &str, hits: u64) -> Descriptor<'_> {
     descriptor(&[(key, "x")], hits)
-}
-
-pub(super) fn refund(descriptor: Descriptor<'_>) -> Descriptor<'_> {
-    Descriptor { refund: true, ..descriptor }
-}
-
-pub(super) fn decide(engine: &MemoryEngine, descriptors: &[Descriptor<'_>]) -> Verdict {
-    let request = Request { domain: "api", descriptors: descriptors.into(), feedback: Vec::new() };
-    engine.decide_in(&engine.store, &request, NOW).unwrap()
 }
 
 fn decide_one(engine: &MemoryEngine, descriptor: Descriptor<'_>) -> Status {

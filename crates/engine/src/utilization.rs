@@ -73,7 +73,7 @@ mod tests {
     use futures_util::FutureExt;
 
     use super::*;
-    use crate::tests::{NOW, engine};
+    use crate::testing::{NOW, engine};
 
     #[test]
     fn reports_are_summarised_by_resource() {

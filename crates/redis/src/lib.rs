@@ -12,6 +12,9 @@
 //! Health                  the state of the servers, for readiness, metrics and the log
 //! ```
 //!
+//! `Redis` has no state of its own: what changes is in the pools and in `Health`. Its methods on counters are in
+//! `multi_node`, those on overrides in `overrides`, and those on the activity of instances in `activity`.
+//!
 //! Steps use the server's clock, so instances of the service with different clocks agree. Redis expires the keys.
 
 mod activity;

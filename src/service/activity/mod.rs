@@ -547,8 +547,8 @@ mod tests {
         engine::overrides::Scope,
         metrics::WorkerId,
         service::{
-            admin::tests::{admin, advance},
             overrides::ChangeInfo,
+            testing::{admin, advance},
         },
     };
 

@@ -74,7 +74,7 @@ fn is_local(peer: IpAddr, host: Option<&Authority>, headers: &HeaderMap) -> bool
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::browser_security::tests::request;
+    use crate::transport::testing::request;
 
     #[test]
     fn only_callers_on_this_host_are_local() {

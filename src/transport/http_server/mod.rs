@@ -10,6 +10,8 @@ mod rejections;
 mod request_body;
 mod response_body;
 mod shared_page;
+#[cfg(test)]
+mod testing;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -280,25 +282,9 @@ mod tests {
         time::Instant,
     };
 
-    use super::*;
-    use crate::budget::Victim;
+    use super::{testing::output, *};
 
     /// Returns the context of the responses of a connection.
-    pub(super) fn output() -> Arc<Output> {
-        Arc::new(Output {
-            budget: Budget::new("test", 1 << 20, Victim::Oldest),
-            rejections: Arc::new(Rejections::new("test")),
-            open_connection: Arc::new(Connections::new(1, "test").open(None)),
-            requests: Arc::default(),
-            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
-        })
-    }
-
-    /// Returns the number of responses that were not read.
-    pub(super) fn unread(output: &Output) -> u64 {
-        output.rejections.count(Rejection::Unread)
-    }
-
     /// A connection in virtual time.
     struct Caller {
         stream: DuplexStream,

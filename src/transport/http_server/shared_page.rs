@@ -127,7 +127,7 @@ impl AsRef<[u8]> for PageBytes {
 #[cfg(test)]
 mod tests {
     use super::{
-        super::tests::{output, unread},
+        super::testing::{output, unread},
         *,
     };
 

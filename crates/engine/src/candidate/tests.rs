@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::*;
 use crate::{
     Code, RankBy, Status,
-    tests::{NOW, decide, descriptor, overrides, refund},
+    testing::{NOW, decide, descriptor, overrides, refund},
 };
 
 fn candidate(share: f64) -> Arc<Candidate> {
@@ -115,7 +115,7 @@ fn the_last_three_hours_are_counted_by_minute() {
 #[test]
 fn a_candidate_is_evaluated_with_counters_and_statistics_of_its_own() {
     let text = "domain: api\ndescriptors:\n- {key: user, rate_limit: {unit: second, requests_per_unit: 4}}\n";
-    let (candidate, engine) = (candidate(1.0), crate::tests::engine(text));
+    let (candidate, engine) = (candidate(1.0), crate::testing::engine(text));
     let snapshot = engine.rules.load().with(Overrides::default(), Some(Arc::clone(&candidate)), NOW);
     assert!(snapshot.candidate().is_some_and(|current| Arc::ptr_eq(current, &candidate)));
     engine.rules.store(Arc::new(snapshot));

@@ -1,4 +1,7 @@
 //! [`read`]: reads a rule file into types. Every mistake becomes a diagnostic with its location, and reading continues.
+//!
+//! A `Reader` has the options and the diagnostics found so far. Each file of this folder has its methods for one part of
+//! a rule file.
 
 mod algorithm;
 mod custom_limit;
