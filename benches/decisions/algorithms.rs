@@ -8,6 +8,7 @@ use sluicegate::{
         Action, Algorithm, Classes, MaxHits, Micros, RequestContext, Sample,
         adaptive::Adaptive,
         concurrency::Concurrency,
+        first_request::FirstRequestWindow,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
@@ -39,6 +40,7 @@ pub(crate) fn all() -> Vec<(&'static str, Algorithm, &'static str)> {
     let log = |hits| SlidingLog::new(MaxHits::hard(hits), minute, Micros::ZERO, false).unwrap().into();
     vec![
         ("fixed_window", FixedWindow::new(max_hits, minute, true).unwrap().into(), "36"),
+        ("fixed_window, window: first_request", FirstRequestWindow::new(max_hits, minute, true).unwrap().into(), ""),
         ("sliding_window", sliding(1), ""),
         ("sliding_window, buckets: 6", sliding(6), ""),
         ("sliding_window, buckets: 60", sliding(60), "1 600"),

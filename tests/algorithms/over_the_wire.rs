@@ -78,6 +78,8 @@ descriptors:
   rate_limit: {unit: year, requests_per_unit: 5}
 - key: fixed_uncounted
   rate_limit: {unit: year, requests_per_unit: 5, count_denied: false}
+- key: first
+  rate_limit: {unit: year, requests_per_unit: 5, window: first_request, count_denied: false}
 - key: sliding
   rate_limit: {unit: year, requests_per_unit: 5, algorithm: sliding_window}
 - key: buckets
@@ -107,7 +109,7 @@ descriptors:
 async fn every_algorithm_allows_exactly_its_limit() {
     let both = BothStores::start(RULES, &[]);
     for (store, client, _) in both.clients().await {
-        for key in ["fixed", "fixed_uncounted", "sliding", "buckets", "log", "tokens", "leaky", "gcra"] {
+        for key in ["fixed", "fixed_uncounted", "first", "sliding", "buckets", "log", "tokens", "leaky", "gcra"] {
             assert_eq!(count_allowed(&client, key, "one").await, 5, "{store}: {key}");
             // A denied cost takes nothing unless denials are counted. A cost above the limit is denied as a whole.
             let answer = check(&client, request_with_cost(&[(key, "other")], 6)).await;

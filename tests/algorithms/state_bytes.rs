@@ -16,6 +16,7 @@ const START: u64 = 1_763_672_400_000_000;
 /// At least one limit of each algorithm, as in a rule file.
 const LIMITS: &[&str] = &[
     r#"{"unit": "minute", "requests_per_unit": 10}"#,
+    r#"{"unit": "minute", "requests_per_unit": 10, "window": "first_request"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_window"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_window", "buckets": 6}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_log"}"#,

@@ -17,6 +17,8 @@ domain: d
 descriptors:
 - key: fixed_window
   rate_limit: {unit: year, requests_per_unit: 100}
+- key: first_request
+  rate_limit: {unit: year, requests_per_unit: 100, window: first_request}
 - key: sliding_window
   rate_limit: {unit: year, requests_per_unit: 100, algorithm: sliding_window}
 - key: buckets
@@ -39,8 +41,17 @@ descriptors:
   rate_limit: {algorithm: concurrency, limit: 2}
 ";
 /// The limits of 100 hits.
-const KEYS: [&str; 8] =
-    ["fixed_window", "sliding_window", "buckets", "sliding_log", "token_bucket", "gcra", "leaky_bucket", "queue"];
+const KEYS: [&str; 9] = [
+    "fixed_window",
+    "first_request",
+    "sliding_window",
+    "buckets",
+    "sliding_log",
+    "token_bucket",
+    "gcra",
+    "leaky_bucket",
+    "queue",
+];
 /// Maximum time after which every member has received a hit: the interval of the exchange, and ample time to run.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 

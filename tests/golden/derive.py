@@ -105,6 +105,25 @@ class FixedWindow(Limiter):
         return self.window - at % self.window
 
 
+class FirstRequest(Limiter):
+    """A fixed window that begins with the first hit that counts, and exists as long as hits count."""
+
+    def set_up(self, limit):
+        self.count_denied = limit.get("count_denied", True)
+        self.start, self.count = 0, 0
+
+    def used(self, at):
+        return self.count if at < self.start + self.window else 0
+
+    def take(self, cost, at):
+        if self.used(at) == 0:
+            self.start, self.count = at, 0
+        self.count += cost
+
+    def refund(self, cost, at):
+        self.count = max(0, self.used(at) - cost)
+
+
 class SlidingWindow(Limiter):
     def set_up(self, limit):
         self.buckets = limit.get("buckets", 1)
@@ -380,6 +399,7 @@ class SharedSlots(Concurrency, Classes):
 
 KINDS = {
     "fixed_window": FixedWindow,
+    "first_request": FirstRequest,
     "sliding_window": SlidingWindow,
     "sliding_log": SlidingLog,
     "token_bucket": Bucket,
@@ -395,6 +415,8 @@ SEVEN = {"unit": "second", "requests_per_unit": 7}
 LIMITS = [
     MINUTE,
     {**MINUTE, "count_denied": False, "soft": "20%"},
+    {**MINUTE, "window": "first_request"},
+    {**SEVEN, "window": "first_request", "count_denied": False, "soft": "20%"},
     {**MINUTE, "algorithm": "sliding_window"},
     {**MINUTE, "algorithm": "sliding_window", "edge": "strict", "soft": "20%"},
     {**MINUTE, "algorithm": "sliding_window", "buckets": 6},
@@ -432,6 +454,8 @@ def derive(limit, steps=60):
     kind = limit.get("algorithm", "fixed_window")
     if "capacity" in limit:
         kind = "shares" if isinstance(limit["capacity"], str) else "shared_slots"
+    if limit.get("window") == "first_request":
+        kind = "first_request"
     limiter = WarmUp(limit) if "warm_up" in limit else KINDS[kind](limit)
     shared = isinstance(limiter, Classes)
     rng = random.Random(json.dumps(limit, sort_keys=True))

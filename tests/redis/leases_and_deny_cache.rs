@@ -170,6 +170,8 @@ domain: d
 descriptors:
 - key: window
   rate_limit: {unit: year, requests_per_unit: 20000, consistency: leased}
+- key: first
+  rate_limit: {unit: year, requests_per_unit: 20000, window: first_request, consistency: leased}
 - key: sliding
   rate_limit: {unit: year, requests_per_unit: 20000, algorithm: sliding_window, buckets: 12, consistency: leased}
 - key: bucket
@@ -200,7 +202,7 @@ pub(crate) async fn spend(client: &Client, key: &'static str, each: u64) -> u64 
 async fn leases_add_up_to_exactly_the_limit() {
     let redis = RedisServer::start();
     let servers: Vec<_> = (0..3).map(|_| start(&redis, LEASED, &[])).collect();
-    for key in ["window", "sliding", "bucket"] {
+    for key in ["window", "first", "sliding", "bucket"] {
         // Hits that return to a bucket after the end of their lease have drained a little, and are slightly less than
         // whole hits.
         let expected = if key == "bucket" { 19_980..=20_000 } else { 20_000..=20_000 };

@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use sluicegate::{
     algorithm::{
         Action, Algorithm, Classes, LimitSpec, MaxHits, Micros, Operation, Program, State,
+        first_request::FirstRequestWindow,
         fixed_window::FixedWindow,
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
@@ -102,8 +103,9 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_millis(1)).await;
     let (window, max_hits) = (Micros::from_secs(86_400), MaxHits::hard(10));
-    let algorithms: [Algorithm; 8] = [
+    let algorithms: [Algorithm; 9] = [
         FixedWindow::new(max_hits, window, true).unwrap().into(),
+        FirstRequestWindow::new(max_hits, window, false).unwrap().into(),
         FixedWindow::new(max_hits, window, false).unwrap().into(),
         SlidingWindow::new(max_hits, window, 1, WindowEdge::Weighted, false).unwrap().into(),
         SlidingWindow::new(max_hits, window, 6, WindowEdge::Strict, false).unwrap().into(),

@@ -364,8 +364,15 @@ fn one_class() -> LimitSpec {
     LimitSpec { classes: Classes::new(&[(0, 100)], 100).ok(), ..LimitSpec::default() }
 }
 
-const COUNTS_DENIED: [&str; 6] =
-    ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"];
+const COUNTS_DENIED: [&str; 7] = [
+    "fixed_window",
+    first_request::FirstRequestWindow::NAME,
+    "sliding_window",
+    "sliding_log",
+    "token_bucket",
+    "leaky_bucket",
+    "gcra",
+];
 
 #[test]
 fn denied_hits_count_if_the_rule_says_so() {
@@ -373,7 +380,7 @@ fn denied_hits_count_if_the_rule_says_so() {
         let limits = limits_of_100(LimitSpec { count_denied, warm_up, ..LimitSpec::default() });
         limits.iter().filter(|limit| limit.counts_denied()).map(Algorithm::name).collect()
     };
-    assert_eq!(counting(None, None), ["fixed_window"]);
+    assert_eq!(counting(None, None), COUNTS_DENIED[..2]);
     assert_eq!(counting(Some(true), None), COUNTS_DENIED);
     for warm_up in [None, Some(Micros::from_secs(60))] {
         assert_eq!(counting(Some(false), warm_up), [""; 0]);
@@ -394,7 +401,7 @@ fn a_denial_may_be_cached_if_it_does_not_count_and_ends_at_a_known_time() {
     };
     assert_eq!(not_cached(false, 100), ["concurrency", "shares", "adaptive"]);
     assert_eq!(not_cached(true, 100), COUNTS_DENIED);
-    assert_eq!(not_cached(true, 101), COUNTS_DENIED[1..], "above the limit, the count of a fixed window has no effect");
+    assert_eq!(not_cached(true, 101), COUNTS_DENIED[2..], "above the limit, the count of a fixed window has no effect");
     let reports = reports::UtilizationReports::new(Micros::from_secs(60));
     assert!(reports.denial_counts(&State::default(), Micros::new(START)));
 }

@@ -22,6 +22,7 @@ pub mod concurrency;
 mod consistency;
 mod drain_state;
 mod drain_time;
+pub mod first_request;
 pub mod fixed_window;
 mod forecast;
 #[cfg(any(test, feature = "fuzz"))]
@@ -49,7 +50,7 @@ pub mod warm_up;
 pub use classes::{Classes, InvalidClasses};
 pub use consistency::Consistency;
 pub use forecast::{CounterPart, forecast};
-pub use limit_spec::{AlgorithmKind, InvalidLimit, LimitSpec};
+pub use limit_spec::{AlgorithmKind, InvalidLimit, LimitSpec, WindowStart};
 pub use list::Algorithm;
 pub use max_hits::MaxHits;
 pub use micros::Micros;

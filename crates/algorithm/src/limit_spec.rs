@@ -11,6 +11,8 @@ pub struct LimitSpec {
     pub requests: u32,
     /// Length of the window.
     pub window: Micros,
+    /// When a fixed window begins.
+    pub window_start: Option<WindowStart>,
     /// Number of counters per window.
     pub buckets: Option<u32>,
     /// Weight of the oldest counter of a sliding window.
@@ -37,6 +39,30 @@ pub struct LimitSpec {
     pub initial: Option<u32>,
     /// Latency above which a request counts as dropped.
     pub timeout: Option<Micros>,
+}
+
+/// When a fixed window begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WindowStart {
+    /// At multiples of its length since the Unix epoch, for all entities together.
+    #[default]
+    Epoch,
+    /// With the first hit of each entity.
+    FirstRequest,
+}
+
+impl WindowStart {
+    /// All values.
+    pub const ALL: [Self; 2] = [Self::Epoch, Self::FirstRequest];
+
+    /// Returns the name in rule files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Epoch => "epoch",
+            Self::FirstRequest => "first_request",
+        }
+    }
 }
 
 impl LimitSpec {
@@ -88,6 +114,8 @@ pub struct InvalidLimit {
 }
 
 impl InvalidLimit {
+    pub(super) const FIXED_WINDOW: Self =
+        Self { keyword: "unit_multiplier", reason: "the window must be longer than 0 and at most 100 years" };
     pub(super) const WINDOW: Self =
         Self { keyword: "unit_multiplier", reason: "the window of a sliding window or log must be at most 10 years" };
     pub(super) const BURST: Self = Self { keyword: "burst", reason: "burst must refill within 100 years" };

@@ -2,9 +2,9 @@
 
 use super::{
     AlgorithmKind, Arguments, CounterPart, CounterProgram, Decision, LimitSpec, Limiter, Micros, Operation, Program,
-    RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, fixed_window::FixedWindow, gcra::Gcra,
-    leaky_bucket::LeakyBucket, program::Script, shares::Shares, sliding_log::SlidingLog, sliding_window::SlidingWindow,
-    token_bucket::TokenBucket, warm_up::WarmUp,
+    RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, first_request::FirstRequestWindow,
+    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, program::Script, shares::Shares,
+    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -107,8 +107,8 @@ macro_rules! algorithms {
 
             /// See [`CounterProgram::lease_ends`].
             #[must_use]
-            pub fn lease_ends(&self, counted: Micros) -> Micros {
-                match self { $(Self::$limiter(limiter) => limiter.lease_ends(counted)),+ }
+            pub fn lease_ends(&self, state: &State, counted: Micros) -> Micros {
+                match self { $(Self::$limiter(limiter) => limiter.lease_ends(state, counted)),+ }
             }
 
             /// See [`CounterProgram::lease_lifetime`].
@@ -152,6 +152,7 @@ macro_rules! algorithms {
 
 algorithms![
     FixedWindow,
+    FirstRequestWindow,
     SlidingWindow,
     SlidingLog,
     TokenBucket,

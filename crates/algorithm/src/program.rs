@@ -50,9 +50,10 @@ pub trait CounterProgram: Copy + Into<Program> {
         self.counts_denied()
     }
 
-    /// Returns the end of a lease that was taken at `counted`. Only meaningful for the result of
+    /// Returns the end of a lease that was taken at `counted`, and that is counted in `state`. It is `counted` if the state
+    /// does not count hits of that time. Only meaningful for the result of
     /// [`Limiter::leasing`](super::Limiter::leasing).
-    fn lease_ends(&self, counted: Micros) -> Micros {
+    fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {
         counted
     }
 
@@ -175,10 +176,10 @@ macro_rules! programs {
 
             /// See [`CounterProgram::lease_ends`].
             #[must_use]
-            pub fn lease_ends(&self, counted: Micros) -> Micros {
+            pub fn lease_ends(&self, state: &State, counted: Micros) -> Micros {
                 match self {
-                    Self::Limit(algorithm) => algorithm.lease_ends(counted),
-                    $(Self::$program(program) => program.lease_ends(counted)),+
+                    Self::Limit(algorithm) => algorithm.lease_ends(state, counted),
+                    $(Self::$program(program) => program.lease_ends(state, counted)),+
                 }
             }
 

@@ -153,6 +153,8 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         count_denied,
         min_interval,
         soft,
+        // The name of the algorithm says it.
+        window_start: _,
         // The algorithms with these parameters are not exchanged.
         classes: _,
         method: _,
@@ -188,6 +190,7 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         count_denied: limit.count_denied,
         min_interval: limit.min_interval_us.map(Micros::new),
         soft: limit.soft_percent,
+        window_start: None,
         classes: None,
         method: None,
         floor: None,

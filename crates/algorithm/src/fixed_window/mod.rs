@@ -12,7 +12,7 @@ use smallvec::smallvec;
 
 use super::{
     Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter,
-    MAX_PERIOD, MaxHits, Micros, Operation, Program, State,
+    MAX_PERIOD, MaxHits, Micros, Operation, Program, State, WindowStart, first_request::FirstRequestWindow,
 };
 
 /// A limiter that allows `limit` hits in each window.
@@ -66,6 +66,11 @@ impl FixedWindow {
         let ahead = (tag - 1 + WINDOW_TAGS - number % WINDOW_TAGS) % WINDOW_TAGS;
         let begins_soon = ahead.saturating_mul(self.window.get()) <= self.slack() + elapsed;
         if begins_soon { WindowCount { window: number + ahead, hits } } else { WindowCount { window: number, hits: 0 } }
+    }
+
+    /// Returns the end of the window that contains this time.
+    fn window_end(&self, at: Micros) -> Micros {
+        at - at % self.window + self.window
     }
 
     /// Returns the time within which the stored window must begin.
@@ -134,8 +139,8 @@ impl CounterProgram for FixedWindow {
         self.count_denied && self.current(state, now).hits <= self.max_hits.ceiling()
     }
 
-    fn lease_ends(&self, counted: Micros) -> Micros {
-        counted - counted % self.window + self.window
+    fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {
+        self.window_end(counted)
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
@@ -145,14 +150,16 @@ impl CounterProgram for FixedWindow {
 
 impl Limiter for FixedWindow {
     const NAME: &'static str = "fixed_window";
-    const KEYWORDS: &'static [&'static str] = &[];
+    const KEYWORDS: &'static [&'static str] = &["window"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        if spec.window_start == Some(WindowStart::FirstRequest) {
+            return FirstRequestWindow::build(spec);
+        }
         // The default is that of envoyproxy/ratelimit.
         let count_denied = spec.count_denied.unwrap_or(true);
         let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);
-        let reason = "the window must be longer than 0 and at most 100 years";
-        Ok(limiter.ok_or(InvalidLimit { keyword: "unit_multiplier", reason })?.into())
+        Ok(limiter.ok_or(InvalidLimit::FIXED_WINDOW)?.into())
     }
 
     fn spec(&self) -> Option<LimitSpec> {
@@ -185,7 +192,7 @@ impl Limiter for FixedWindow {
     }
 
     fn has_expired(&self, counted: Micros, now: Micros) -> bool {
-        self.lease_ends(counted) <= now
+        self.window_end(counted) <= now
     }
 
     fn is_ahead(&self, state: &State, now: Micros) -> bool {

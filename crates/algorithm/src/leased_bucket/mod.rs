@@ -36,7 +36,7 @@ impl CounterProgram for LeasedBucket {
         self.0.counts_denied()
     }
 
-    fn lease_ends(&self, counted: Micros) -> Micros {
+    fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {
         self.0.lease_ends(counted)
     }
 

@@ -24,7 +24,7 @@ fn apply(program: &Program, state: &mut State, action: Action, cost: u64, now: M
 fn leased_hits_count_and_do_not_drain_until_the_lease_ends() {
     let (direct, leasing) = bucket(1_000);
     let mut state = State::default();
-    let end = leasing.lease_ends(at(0));
+    let end = leasing.lease_ends(&State::default(), at(0));
     // A full bucket drains in one second, so a step of the grid is an eighth of a second.
     assert_eq!((end, leasing.lease_lifetime()), (at(250), Micros::new(125_000)));
     assert!(apply(&leasing, &mut state, Action::Take, 400, at(0)).allowed);
@@ -142,7 +142,7 @@ proptest! {
                 Event::Spend(lease, hits, late) => {
                     let count = leases.len().max(1);
                     if let Some((taken, remaining)) = leases.get_mut(lease % count) {
-                        let end = leasing.lease_ends(*taken).get();
+                        let end = leasing.lease_ends(&State::default(), *taken).get();
                         let hits = hits.min(*remaining);
                         if now < end {
                             *remaining -= hits;
@@ -170,7 +170,7 @@ proptest! {
 fn a_lease_ends_one_to_two_steps_of_the_grid_later() {
     let (_, leasing) = bucket(1_000);
     for (taken, end) in [(0, 250), (124, 250), (125, 375), (130, 375)] {
-        assert_eq!(leasing.lease_ends(at(taken)), at(end), "taken after {taken} ms");
+        assert_eq!(leasing.lease_ends(&State::default(), at(taken)), at(end), "taken after {taken} ms");
     }
 }
 

@@ -140,6 +140,15 @@ impl SlidingLog {
         let newest = if operation.cost > 0 { Self::newest(state).unwrap_or_default() } else { 0 };
         Some(until_room.max(Self::wait(newest, self.min_interval, operation.now)))
     }
+
+    /// Returns the instant at which hits of a lease that was taken at `counted` count in the log.
+    fn lease_end(&self, counted: Micros) -> Micros {
+        if self.lease_grid == Micros::ZERO {
+            counted
+        } else {
+            counted - counted % self.lease_grid + self.lease_grid + self.lease_grid
+        }
+    }
 }
 
 impl CounterProgram for SlidingLog {
@@ -166,7 +175,7 @@ impl CounterProgram for SlidingLog {
         let expired = self.expired(state, operation.now);
         let used = (Self::len(state) - expired) as u64;
         if let Action::RollBack(taken) = operation.action {
-            Self::remove(state, expired, self.lease_ends(taken).get(), cost);
+            Self::remove(state, expired, self.lease_end(taken).get(), cost);
             return true;
         }
         if operation.action == Action::Refund {
@@ -179,7 +188,7 @@ impl CounterProgram for SlidingLog {
         }
         let allowed = used + cost <= self.max_hits.ceiling() && self.is_spaced(state, operation);
         if operation.action == Action::Take && (allowed || self.count_denied) {
-            let at = Self::newest(state).unwrap_or_default().max(self.lease_ends(operation.now).get());
+            let at = Self::newest(state).unwrap_or_default().max(self.lease_end(operation.now).get());
             // Denied hits push out the oldest ones: only the newest that fill the limit matter. They push out no more
             // hits than they add, even if the log is longer: the limit may have been higher before, and may be higher
             // again.
@@ -220,12 +229,8 @@ impl CounterProgram for SlidingLog {
     }
 
     /// Returns the end of a lease, which is also the instant with which the hits of the lease are logged.
-    fn lease_ends(&self, counted: Micros) -> Micros {
-        if self.lease_grid == Micros::ZERO {
-            counted
-        } else {
-            counted - counted % self.lease_grid + self.lease_grid + self.lease_grid
-        }
+    fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {
+        self.lease_end(counted)
     }
 
     fn lease_lifetime(&self) -> Micros {

@@ -132,6 +132,10 @@ fn a_lease_ends_one_to_two_steps_of_the_grid_later() {
     assert_eq!(leasing(60_000_000, 1), None, "it is unknown when the hits of a lease arrive");
     let minute = leasing(60_000_000, 0).unwrap();
     for (taken, end) in [(0, 1_000_000), (499_999, 1_000_000), (500_000, 1_500_000), (700_000, 1_500_000)] {
-        assert_eq!(minute.lease_ends(Micros::new(START + taken)), Micros::new(START + end), "taken after {taken} µs");
+        assert_eq!(
+            minute.lease_ends(&State::default(), Micros::new(START + taken)),
+            Micros::new(START + end),
+            "taken after {taken} µs"
+        );
     }
 }

@@ -280,7 +280,7 @@ impl CounterProgram for SlidingWindow {
         self.count_denied
     }
 
-    fn lease_ends(&self, counted: Micros) -> Micros {
+    fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {
         counted - counted % self.bucket_width + self.bucket_width
     }
 

@@ -195,9 +195,8 @@ impl Lease {
     ///
     /// Returns the hits for a rollback in the store if the lease holds no hits of the same window or grid step.
     pub(crate) fn restore(&mut self, program: &Program, hits: u64, taken_at: Micros) -> Option<Return> {
-        let ends_at = program.lease_ends(taken_at);
         match &mut self.held {
-            Some(held) if program.lease_ends(held.taken_at) == ends_at => {
+            Some(held) if held.end(program, taken_at) == held.end(program, held.taken_at) => {
                 held.remaining = held.remaining.saturating_add(hits);
                 None
             }
@@ -237,11 +236,11 @@ impl Lease {
             return None;
         }
         let StepOutcome { at: taken_at, state, .. } = outcome;
-        let lease_end = program.lease_ends(taken_at);
+        let lease_end = program.lease_ends(&state, taken_at);
         let ends_at = called_at + Duration::from_micros((lease_end - taken_at).get());
         let mut held = HeldHits { remaining: hits, ends_at, requested_at: called_at, taken_at, state };
         match self.held.take() {
-            Some(old) if program.lease_ends(old.taken_at) == lease_end => {
+            Some(old) if old.end(program, old.taken_at) == lease_end => {
                 held.remaining += old.remaining;
                 held.ends_at = held.ends_at.min(old.ends_at);
                 self.held = Some(held);
@@ -317,6 +316,11 @@ impl HeldHits {
     fn into_return(self, program: &Program, now: Duration) -> Option<Return> {
         let still_counts = now < self.counts_until(program);
         (self.remaining > 0 && still_counts).then_some(Return { hits: self.remaining, taken_at: self.taken_at })
+    }
+
+    /// Returns the end of the lease of hits that were taken at this store time, by the state of these hits.
+    fn end(&self, program: &Program, taken_at: Micros) -> Micros {
+        program.lease_ends(&self.state, taken_at)
     }
 
     /// Returns the local time from which the taken hits no longer count in the store.

@@ -3,7 +3,7 @@
 //! The allowed combinations depend on `algorithm`, which may come after the other keywords. All of them are therefore
 //! read before they are checked.
 
-use sluicegate_algorithm::{Algorithm, AlgorithmKind, LimitSpec, Micros};
+use sluicegate_algorithm::{Algorithm, AlgorithmKind, LimitSpec, Micros, WindowStart};
 use sluicegate_overload::adaptive::Method;
 
 use super::{
@@ -69,6 +69,10 @@ impl AlgorithmKeywords {
                 let kind = reader.choice(keyword, node, &kinds);
                 self.kind = kind.unwrap_or(self.kind);
                 kind.is_some()
+            }
+            "window" => {
+                let starts = WindowStart::ALL.map(|start| (start.name(), start));
+                set(&mut spec.window_start, reader.choice(keyword, node, &starts))
             }
             "buckets" => set(&mut spec.buckets, reader.number(keyword, node)),
             "edge" => set(&mut spec.edge, reader.choice(keyword, node, &EDGES)),

@@ -2,7 +2,7 @@
 //!
 //! The reader supports no other keywords, and the JSON Schema for editors is generated from these maps.
 
-use sluicegate_algorithm::{Algorithm, Consistency, sliding_window::WindowEdge};
+use sluicegate_algorithm::{Algorithm, Consistency, WindowStart, sliding_window::WindowEdge};
 use sluicegate_overload::adaptive::Method;
 
 use crate::limit::{FailurePolicy, Unit};
@@ -204,6 +204,12 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             "algorithm",
             ValueSchema::Choice(|| Algorithm::named().map(|kind| kind.name).collect()),
             "The algorithm that counts hits; fixed_window by default.",
+        ),
+        keyword(
+            "window",
+            ValueSchema::Choice(|| WindowStart::ALL.map(WindowStart::name).to_vec()),
+            "When a fixed window begins: at multiples of its length since 1970 (epoch, the default), or with the first hit \
+             of each entity (first_request).",
         ),
         keyword(
             "buckets",
