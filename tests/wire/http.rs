@@ -6,6 +6,8 @@ use crate::support::{
     request_for, rules,
     server::{agent, get, post},
 };
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
 #[tokio::test]
@@ -36,6 +38,44 @@ async fn json_decides_like_grpc() {
 }
 
 /// A request that costs more than the limit can ever allow has the largest cost, and no `Retry-After`. Others have none.
+/// Every header has the name that the settings give it, in the message and in the response to `/json` itself.
+#[tokio::test]
+async fn headers_have_the_names_of_the_settings() {
+    let text = "domain: d\ndescriptors:\n- {key: user, rate_limit: {unit: year, requests_per_unit: 2, soft: 50%}}\n";
+    let folder = rules(&[("d.yaml", text)]);
+    let names = ["limit", "remaining", "reset", "soft", "retry_after", "max_cost", "policy", "tightest_limit"];
+    let mut server = Server::builder().rules(folder.path()).set("response.headers", "true");
+    server = server.set("response.header_style", "both");
+    for name in names {
+        server = server.set(&format!("response.{name}_header"), &format!("X-{name}"));
+    }
+    let server = server.start();
+    let check = |hits: u32| {
+        let entries = json!([{"key": "user", "value": "x"}]);
+        let body = json!({"domain": "d", "descriptors": [{"entries": entries}], "hits_addend": hits}).to_string();
+        let mut response = agent().post(server.url("/json")).send(body.as_bytes()).unwrap();
+        let mut own = BTreeSet::new();
+        for name in names {
+            if response.headers().contains_key(format!("x-{name}")) {
+                own.insert(format!("X-{name}"));
+            }
+        }
+        let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+        let mut sent = BTreeSet::new();
+        for header in answer["responseHeadersToAdd"].as_array().unwrap() {
+            sent.insert(header["key"].as_str().unwrap().to_owned());
+        }
+        assert_eq!(own, sent, "{answer}");
+        (response.status().as_u16(), sent)
+    };
+    let set = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| format!("X-{name}")).collect() };
+    let always = ["limit", "remaining", "reset", "policy", "tightest_limit"];
+    assert_eq!(check(2), (200, set(&always)));
+    assert_eq!(check(1), (200, set(&[&always[..], &["soft"]].concat())));
+    assert_eq!(check(1), (429, set(&[&always[..], &["retry_after"]].concat())));
+    assert_eq!(check(4), (429, set(&[&always[..], &["max_cost"]].concat())));
+}
+
 #[tokio::test]
 async fn a_request_that_never_fits_has_the_largest_cost() {
     let text = "domain: d\ndescriptors:\n\

@@ -10,7 +10,9 @@ use super::{CurrentLimit, Status, Verdict};
 const REQUESTED_POLICY: &str = "override";
 /// Name of the header with the largest cost that a limit can allow, for a request that costs more. To repeat it is
 /// useless, and it has no `Retry-After`.
-const MAX_COST: &str = "RateLimit-Max-Cost";
+pub const MAX_COST: &str = "RateLimit-Max-Cost";
+/// Name of the header with the seconds until a denied request would be allowed.
+pub const RETRY_AFTER: &str = "Retry-After";
 
 /// Returns all headers about a verdict, with their names; none if no limit applied.
 #[must_use]
@@ -35,7 +37,7 @@ pub fn waits(verdict: &Verdict) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
     // Whole seconds, rounded up, because 0 would mean that the caller may retry now.
     if let Some(wait) = verdict.retry_after() {
-        headers.push(("Retry-After", wait.ceil_secs().max(1).to_string()));
+        headers.push((RETRY_AFTER, wait.ceil_secs().max(1).to_string()));
     }
     if let Some(max_cost) = verdict.max_cost() {
         headers.push((MAX_COST, max_cost.to_string()));

@@ -8,9 +8,18 @@ use sluicegate_wire::Writer;
 use super::{ResponseSettings, settings::HeaderStyle};
 use crate::engine::{Verdict, headers};
 
-/// Writes the headers of a response as its field 3, if they are enabled and a limit applied. `RateLimitResponse` and
-/// `CheckResponse` have the same field.
+/// Writes the headers of a response as its field 3. `RateLimitResponse` and `CheckResponse` have the same field.
 pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
+    each(verdict, settings, |name, value| {
+        response.message(3, |header| {
+            header.text(1, name);
+            header.text(2, value);
+        });
+    });
+}
+
+/// Calls `add` with the name and the value of each header, if headers are enabled and a limit applied.
+pub(in crate::transport) fn each(verdict: &Verdict, settings: &ResponseSettings, mut add: impl FnMut(&str, &str)) {
     if !settings.headers {
         return;
     }
@@ -18,29 +27,21 @@ pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSetting
         return;
     };
     if settings.header_style != HeaderStyle::IetfDraft11 {
-        add(response, &settings.limit_header, &binding.limit.to_string());
-        add(response, &settings.remaining_header, &binding.remaining.to_string());
-        add(response, &settings.reset_header, &binding.reset_seconds.to_string());
+        add(&settings.limit_header, &binding.limit.to_string());
+        add(&settings.remaining_header, &binding.remaining.to_string());
+        add(&settings.reset_header, &binding.reset_seconds.to_string());
     }
     if settings.header_style != HeaderStyle::Separate {
         for (name, value) in headers::limits(verdict) {
-            add(response, name, &value);
+            add(settings.header_name(name), &value);
         }
     }
     if verdict.statuses.iter().any(|status| status.soft) {
-        add(response, &settings.soft_header, "exceeded");
+        add(&settings.soft_header, "exceeded");
     } else if verdict.statuses.iter().any(|status| status.elastic) {
-        add(response, &settings.soft_header, "elastic");
+        add(&settings.soft_header, "elastic");
     }
     for (name, value) in headers::waits(verdict) {
-        add(response, name, &value);
+        add(settings.header_name(name), &value);
     }
-}
-
-/// Writes one header of a response.
-fn add(response: &mut Writer<'_>, name: &str, value: &str) {
-    response.message(3, |header| {
-        header.text(1, name);
-        header.text(2, value);
-    });
 }

@@ -20,5 +20,6 @@ pub(super) use encode::encode;
 #[cfg(any(test, fuzzing))]
 pub(super) use frames::{MAX_CHECKS, decide_frame};
 pub(super) use frames::{ResponseStream, batch};
+pub(super) use headers::each as each_header;
 pub(super) use message_decider::MessageDecider;
 pub use settings::{HeaderStyle, ResponseSettings};

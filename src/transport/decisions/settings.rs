@@ -3,6 +3,9 @@
 use http::HeaderName;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluicegate_wire::response_headers;
+
+use crate::engine::headers;
 
 /// Style of the rate limit headers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -36,6 +39,14 @@ pub struct ResponseSettings {
     pub reset_header: String,
     /// Name of the header that marks a response above a soft limit.
     pub soft_header: String,
+    /// Name of the header with the seconds until a denied request would be allowed.
+    pub retry_after_header: String,
+    /// Name of the header with the largest cost that a limit can allow, for a request that costs more.
+    pub max_cost_header: String,
+    /// Name of the header with all limits of a request, in the style of the IETF draft.
+    pub policy_header: String,
+    /// Name of the header with the remaining hits of the tightest limit, in the style of the IETF draft.
+    pub tightest_limit_header: String,
     /// Add the request's descriptors, the rules' metadata and the exact numbers of every status to `dynamic_metadata`.
     pub dynamic_metadata: bool,
 }
@@ -49,6 +60,10 @@ impl Default for ResponseSettings {
             remaining_header: "RateLimit-Remaining".into(),
             reset_header: "RateLimit-Reset".into(),
             soft_header: "RateLimit-Soft".into(),
+            retry_after_header: headers::RETRY_AFTER.into(),
+            max_cost_header: headers::MAX_COST.into(),
+            policy_header: response_headers::POLICY_HEADER.into(),
+            tightest_limit_header: response_headers::LIMIT_HEADER.into(),
             dynamic_metadata: false,
         }
     }
@@ -58,11 +73,30 @@ impl ResponseSettings {
     /// Returns a problem of the settings, or `None` if they are valid.
     #[must_use]
     pub fn problem(&self) -> Option<&'static str> {
-        for name in [&self.limit_header, &self.remaining_header, &self.reset_header] {
-            if HeaderName::try_from(name).is_err() {
-                return Some("response.*_header must be valid names of HTTP headers");
-            }
+        let names = [
+            &self.limit_header,
+            &self.remaining_header,
+            &self.reset_header,
+            &self.soft_header,
+            &self.retry_after_header,
+            &self.max_cost_header,
+            &self.policy_header,
+            &self.tightest_limit_header,
+        ];
+        if names.into_iter().any(|name| HeaderName::try_from(name).is_err()) {
+            return Some("response.*_header must be valid names of HTTP headers");
         }
         None
+    }
+
+    /// Returns the name of a header of [`engine::headers`](headers) in responses.
+    pub(in crate::transport) fn header_name<'s>(&'s self, name: &'s str) -> &'s str {
+        match name {
+            headers::RETRY_AFTER => &self.retry_after_header,
+            headers::MAX_COST => &self.max_cost_header,
+            response_headers::POLICY_HEADER => &self.policy_header,
+            response_headers::LIMIT_HEADER => &self.tightest_limit_header,
+            _ => name,
+        }
     }
 }

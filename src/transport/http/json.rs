@@ -8,10 +8,7 @@ use std::{
 use axum::{
     body::Bytes,
     extract::State,
-    http::{
-        HeaderName, StatusCode,
-        header::{CONTENT_TYPE, RETRY_AFTER},
-    },
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
 use prost::Message;
@@ -23,17 +20,19 @@ use super::{
     json_text::{bytes_of, has_too_many_values, repair},
 };
 use crate::{
-    engine::Code,
+    engine::{
+        Code, Verdict,
+        headers::{MAX_COST, waits},
+    },
     service::DecisionError,
     transport::{
-        decisions::{decode, encode},
+        ResponseSettings,
+        decisions::{decode, each_header, encode},
         errors::RequestError,
         texts,
     },
 };
 
-/// Header with the largest cost that a limit can allow, for a request that costs more.
-const MAX_COST: &str = "ratelimit-max-cost";
 const MALFORMED: &str = "the body is not a valid RateLimitRequest in JSON";
 
 /// The descriptors of the messages that are read and written as JSON.
@@ -80,22 +79,33 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
         Code::OverLimit if verdict.is_shed() => StatusCode::SERVICE_UNAVAILABLE,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
     };
-    // Only shed requests get Retry-After, because denials by envoyproxy/ratelimit do not have this header.
-    let retry_after = if verdict.is_shed() { verdict.retry_after() } else { None };
     let mut response = Vec::new();
     encode(&verdict, &message, &handlers.response, &mut response);
     let Some(text) = to_json(&response) else {
         return error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the response as JSON");
     };
     let mut response = (code, [(CONTENT_TYPE, "application/json")], text).into_response();
-    if let Some(wait) = retry_after {
-        response.headers_mut().insert(RETRY_AFTER, wait.ceil_secs().max(1).into());
-    }
-    // The time in the status would otherwise make the caller repeat the request.
-    if let Some(max_cost) = verdict.max_cost() {
-        response.headers_mut().insert(HeaderName::from_static(MAX_COST), max_cost.into());
-    }
+    add_headers(&verdict, &handlers.response, response.headers_mut());
     response
+}
+
+/// Adds the headers about the limits, if they are enabled. Without them, there is `Retry-After` for shed requests only,
+/// because denials by envoyproxy/ratelimit do not have this header, and the largest cost that fits, because the time in
+/// the status would otherwise make the caller repeat the request.
+fn add_headers(verdict: &Verdict, settings: &ResponseSettings, headers: &mut HeaderMap) {
+    let mut add = |name: &str, value: &str| {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+            headers.insert(name, value);
+        }
+    };
+    if settings.headers {
+        return each_header(verdict, settings, add);
+    }
+    for (name, value) in waits(verdict) {
+        if name == MAX_COST || verdict.is_shed() {
+            add(settings.header_name(name), &value);
+        }
+    }
 }
 
 /// Counts the error of a caller, and returns the response to it.
