@@ -129,31 +129,40 @@ fn every_path_to_a_source_leads_to_a_file_or_a_folder() {
     assert!(missing.is_empty(), "{}", missing.join("\n"));
 }
 
-/// Returns whether a name such as `engine::overrides::Target` exists: each part is a folder or a file inside the one
-/// before, and the last ones are words in its sources.
+/// Returns whether a name such as `engine::overrides::Target` exists in a crate or a module. A name that begins with a type
+/// can be anywhere.
 fn name_exists(name: &str) -> bool {
-    let mut parts = name.split("::");
-    let first = parts.next().unwrap_or_default();
+    let parts: Vec<&str> = name.split("::").collect();
+    if parts[0].starts_with(char::is_uppercase) {
+        return has_words("crates", &parts) || has_words("client/src", &parts);
+    }
+    let first = parts[0];
     let roots =
         [format!("crates/{first}/src"), format!("{first}/src"), format!("src/{first}"), format!("src/{first}.rs")];
-    let Some(mut place) = roots.into_iter().find(|path| repository(path).exists()) else {
-        return false;
-    };
-    let mut words = Vec::new();
-    for part in parts {
+    roots.into_iter().any(|root| repository(&root).exists() && is_in(root, &parts[1..]))
+}
+
+/// Returns whether each part is a folder or a file inside the one before, and the last ones are words in its sources.
+fn is_in(mut place: String, parts: &[&str]) -> bool {
+    for (index, part) in parts.iter().enumerate() {
         let [folder, file] = [format!("{place}/{part}"), format!("{place}/{part}.rs")];
-        if words.is_empty() && repository(&folder).exists() {
+        if repository(&folder).exists() {
             place = folder;
-        } else if words.is_empty() && repository(&file).exists() {
+        } else if repository(&file).exists() {
             place = file;
         } else {
-            words.push(part);
+            return has_words(&place, &parts[index..]);
         }
     }
+    true
+}
+
+/// Returns whether the sources in a file or folder have all of these words.
+fn has_words(place: &str, words: &[&str]) -> bool {
     let sources = if place.ends_with(".rs") {
-        vec![fs::read_to_string(repository(&place)).unwrap()]
+        vec![fs::read_to_string(repository(place)).unwrap()]
     } else {
-        rust_sources(&place).into_iter().map(|(_, text)| text).collect()
+        rust_sources(place).into_iter().map(|(_, text)| text).collect()
     };
     let mut known = HashSet::new();
     for text in &sources {

@@ -20,6 +20,7 @@ const ALGORITHMS: &[&str] = &[
     "assignments",
     "bucket",
     "concurrency",
+    "first_request",
     "fixed_window",
     "forecast",
     "gcra",

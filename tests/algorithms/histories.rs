@@ -12,8 +12,8 @@ use proptest::{
 use sluicegate::{
     algorithm::{
         Action, Algorithm, AlgorithmKind, Classes, CounterProgram, LimitSpec, MAX_NUMBER, Micros, Operation, Program,
-        RequestContext, Sample, State, assignments::Assignments, fixed_window::FixedWindow,
-        reports::UtilizationReports, sliding_window::WindowEdge,
+        RequestContext, Sample, State, assignments::Assignments, first_request::FirstRequestWindow,
+        fixed_window::FixedWindow, reports::UtilizationReports, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
 };
@@ -224,7 +224,8 @@ async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(
 /// cache, and the missing hits become visible because histories refund hits that were never taken.
 fn counts_denials(history: &History) -> bool {
     let counts = |limit: &Program| limit.denial_counts(&State::default(), Micros::new(history.start));
-    history.limits.iter().any(|limit| limit.tag() == FixedWindow::TAG && counts(limit))
+    let is_window = |limit: &Program| [FixedWindow::TAG, FirstRequestWindow::TAG].contains(&limit.tag());
+    history.limits.iter().any(|limit| is_window(limit) && counts(limit))
 }
 
 async fn assert_stores_agree(limit: BoxedStrategy<Program>, url: &str, histories_each: usize) {

@@ -159,7 +159,11 @@ impl DenyCache {
             let state = &mut denial.state;
             let operation = hit.operation(at);
             let passes = hit.counter.program.step(state, Operation { action: Action::Peek, ..operation });
-            if passes { None } else { Some(hit.counter.program.explain(state, operation, false)) }
+            // In the meantime, a window may have ended, so that denied hits count again.
+            if passes || hit.counter.program.denial_counts(state, at) {
+                return None;
+            }
+            Some(hit.counter.program.explain(state, operation, false))
         })
     }
 
