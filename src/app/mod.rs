@@ -48,7 +48,12 @@ use self::{
     tasks::Tasks,
     telemetry::{StatsdExport, Telemetry},
 };
-use crate::{metrics::observe_gauge, service::Recorder, settings::Settings, transport::cluster::Cluster};
+use crate::{
+    metrics::{Instrument, Meter},
+    service::Recorder,
+    settings::Settings,
+    transport::cluster::Cluster,
+};
 
 /// Runs the service until it receives SIGTERM or SIGINT.
 ///
@@ -139,7 +144,9 @@ fn observe(
 ) {
     let meter = &telemetry.meters;
     let workers = telemetry.workers as u64;
-    observe_gauge(meter, "sluicegate_workers", "Number of worker threads", move || workers);
+    meter.register(Instrument::gauge("sluicegate_workers", "Number of worker threads", move |observer| {
+        observer.observe(workers, []);
+    }));
     let clock = telemetry.clock.clone();
     telemetry.statistics.observe(meter, move || clock.now());
     telemetry.decision_metrics.observe(meter);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::tasks::{self, Tasks};
 use crate::{
-    metrics::{Meter, WorkerId, observe_counter, observe_gauge},
+    metrics::{Meter, Registrar, WorkerId},
     service::Clock,
     settings::Settings,
     store::{self, AnyStore, Local, Memory, TimeSource, local, redis::SetupError},
@@ -66,14 +66,12 @@ impl StoreSetup {
         let Self::Memory(memory) = self else {
             return metrics.observe(meter);
         };
+        let registrar = Registrar { meter, source: memory };
         let description = "Number of counters in memory";
-        let store = Arc::clone(memory);
-        observe_gauge(meter, "sluicegate_memory_counters", description, move || store.usage().counters);
+        registrar.gauge("sluicegate_memory_counters", description, |store| store.usage().counters);
         let description = "Counters removed before they expired because memory.max_counters was reached";
-        let store = Arc::clone(memory);
-        observe_counter(meter, "sluicegate_memory_evictions_total", description, move || store.usage().evicted);
+        registrar.counter("sluicegate_memory_evictions_total", description, |store| store.usage().evicted);
         let description = "Expired counters whose memory was reused";
-        let store = Arc::clone(memory);
-        observe_counter(meter, "sluicegate_memory_expirations_total", description, move || store.usage().expired);
+        registrar.counter("sluicegate_memory_expirations_total", description, |store| store.usage().expired);
     }
 }

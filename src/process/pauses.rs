@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    metrics::{Instrument, LogThrottle, Meter, observe_counter},
+    metrics::{Instrument, LogThrottle, Meter, Registrar},
     platform::process_cpu_time,
 };
 
@@ -62,12 +62,10 @@ impl Pauses {
 
     /// Registers the metrics with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
-        let counts = Arc::clone(&self.0);
-        observe_counter(
-            meter,
+        Registrar { meter, source: &self.0 }.counter(
             "sluicegate_process_pauses_total",
             "Number of times the process did not run for 20 ms or longer",
-            move || counts.pauses.load(Relaxed),
+            |counts| counts.pauses.load(Relaxed),
         );
         let counts = Arc::clone(&self.0);
         meter.register(Instrument::f64_counter(

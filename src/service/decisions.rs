@@ -8,7 +8,7 @@ use std::{
 use super::{Clock, Recorder};
 use crate::{
     engine::{Candidate, DecideError, Engine, Micros, Request, Verdict},
-    metrics::{Counter, Histogram, Instrument, Label, Meter, Totals, TraceId, observe_counter},
+    metrics::{Counter, Histogram, Instrument, Label, Meter, Registrar, Totals, TraceId},
     store::{AnyStore, Memory},
 };
 
@@ -90,10 +90,11 @@ impl Metrics {
                 observer.observe(this.latency.count(), labels);
             },
         ));
-        let this = Arc::clone(self);
-        observe_counter(meter, "sluicegate_denied_requests_total", "Requests that were denied as a whole", move || {
-            this.denied()
-        });
+        Registrar { meter, source: self }.counter(
+            "sluicegate_denied_requests_total",
+            "Requests that were denied as a whole",
+            |this| this.denied(),
+        );
         let this = Arc::clone(self);
         meter.register(Instrument::counter(
             "ratelimit_service_should_rate_limit_error",

@@ -23,7 +23,7 @@ use sluicegate_placement::Identity;
 use super::read_hash_key;
 use crate::{
     engine::{Micros, Request, Verdict},
-    metrics::{Counter, Meter, WorkerId, observe_counter},
+    metrics::{Counter, Meter, Registrar, WorkerId},
     traffic::{Writer, encode},
 };
 
@@ -176,16 +176,13 @@ impl Recorder {
 
     /// Registers the metrics of the recorder with `meter`.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        let this = Arc::clone(self);
-        observe_counter(meter, "sluicegate_recorded_requests_total", "Number of requests recorded", move || {
-            this.recorded.get()
-        });
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        let registrar = Registrar { meter, source: self };
+        registrar
+            .counter("sluicegate_recorded_requests_total", "Number of requests recorded", |this| this.recorded.get());
+        registrar.counter(
             "sluicegate_recording_skipped_requests_total",
             "Number of sampled requests that were not recorded because the disk was too slow or full",
-            move || this.skipped.get(),
+            |this| this.skipped.get(),
         );
     }
 }

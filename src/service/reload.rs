@@ -21,7 +21,7 @@ use crate::{
     algorithm::Micros,
     debounce::Debounce,
     engine::{Candidate, Overrides, Resources, Snapshot, Statistics},
-    metrics::{Counter, Meter, Totals, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Meter, Registrar, Totals, WorkerId},
     rules::{
         self, Diagnostic, Options, RuleSet, SourceFile,
         source::{Contents, Fingerprint, LoadError, Source, fingerprint},
@@ -292,30 +292,24 @@ impl RulesInForce {
 
     /// Registers the metrics of the rules with `meter`, under the names of envoyproxy/ratelimit where it has them.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        let registrar = Registrar { meter, source: self };
+        registrar.counter(
             "ratelimit_service_config_load_success",
             "Number of times that rules were put in force",
-            move || this.successes.get(),
+            |this| this.successes.get(),
         );
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        registrar.counter(
             "ratelimit_service_config_load_error",
             "Number of times that rules could not be loaded",
-            move || this.failures.get(),
+            |this| this.failures.get(),
         );
-        let this = Arc::clone(self);
-        observe_gauge(meter, "sluicegate_rules", "Number of rules in force", move || {
+        registrar.gauge("sluicegate_rules", "Number of rules in force", |this| {
             this.rules.load().rule_set().rules().len() as u64
         });
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
+        registrar.gauge(
             "sluicegate_rules_loaded_timestamp_seconds",
             "Unix time at which the rules in force were loaded, in seconds",
-            move || match this.status().loaded_at {
+            |this| match this.status().loaded_at {
                 Some(loaded_at) => loaded_at.floor_secs(),
                 None => 0,
             },

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sluicegate_metrics::{Counter, Meter, WorkerId, observe_counter};
+use sluicegate_metrics::{Counter, Meter, Registrar, WorkerId};
 use sluicegate_store::StepOutcome;
 
 use super::store_call::StoreCall;
@@ -93,83 +93,57 @@ impl Metrics {
 
     /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        self.observe_counter(
-            meter,
+        let registrar = Registrar { meter, source: self };
+        registrar.counter(
             "sluicegate_deny_cache_denials_total",
             "Number of counter operations denied from the deny cache",
-            |metrics| &metrics.deny_cache_denials,
+            |metrics| metrics.deny_cache_denials.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_lease_decisions_total",
             "Number of counter operations decided from a lease",
-            |metrics| &metrics.lease_decisions,
+            |metrics| metrics.lease_decisions.get(),
         );
-        self.observe_counter(
-            meter,
-            "sluicegate_lease_hits_total",
-            "Number of hits taken from the store for leases",
-            |metrics| &metrics.leased_hits,
-        );
-        self.observe_counter(
-            meter,
-            "sluicegate_grant_hits_total",
-            "Number of leased hits granted to callers",
-            |metrics| &metrics.granted_hits,
-        );
-        self.observe_counter(
-            meter,
+        registrar.counter("sluicegate_lease_hits_total", "Number of hits taken from the store for leases", |metrics| {
+            metrics.leased_hits.get()
+        });
+        registrar.counter("sluicegate_grant_hits_total", "Number of leased hits granted to callers", |metrics| {
+            metrics.granted_hits.get()
+        });
+        registrar.counter(
             "sluicegate_grant_reported_hits_total",
             "Number of granted hits that callers reported as used",
-            |metrics| &metrics.grant_used_hits,
+            |metrics| metrics.grant_used_hits.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_grant_returned_hits_total",
             "Number of granted hits that callers returned unused",
-            |metrics| &metrics.grant_returned_hits,
+            |metrics| metrics.grant_returned_hits.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_grant_unreported_hits_total",
             "Number of granted hits that no caller reported in time",
-            |metrics| &metrics.grant_unreported_hits,
+            |metrics| metrics.grant_unreported_hits.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_eventual_decisions_total",
             "Number of counter operations decided from an eventual counter",
-            |metrics| &metrics.eventual_decisions,
+            |metrics| metrics.eventual_decisions.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_eventual_reported_hits_total",
             "Number of hits that eventual counters reported to the store",
-            |metrics| &metrics.eventual_reported_hits,
+            |metrics| metrics.eventual_reported_hits.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_eventual_lost_hits_total",
             "Number of hits of eventual counters that the store may not have counted",
-            |metrics| &metrics.eventual_lost_hits,
+            |metrics| metrics.eventual_lost_hits.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_lease_returned_hits_total",
             "Number of leased hits returned to the store",
-            |metrics| &metrics.returned_hits,
+            |metrics| metrics.returned_hits.get(),
         );
-    }
-
-    /// Registers one of the counters with the meter.
-    fn observe_counter(
-        self: &Arc<Self>,
-        meter: &dyn Meter,
-        name: &'static str,
-        description: &'static str,
-        counter: fn(&Self) -> &Counter,
-    ) {
-        let this = Arc::clone(self);
-        observe_counter(meter, name, description, move || counter(&this).get());
     }
 }

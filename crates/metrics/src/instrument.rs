@@ -154,22 +154,26 @@ impl From<String> for LabelValue {
     }
 }
 
-/// Registers a counter with one series, which has no labels; collecting calls `read`.
-pub fn observe_counter(
-    meter: &dyn Meter,
-    name: &'static str,
-    description: &'static str,
-    read: impl Fn() -> u64 + Send + Sync + 'static,
-) {
-    meter.register(Instrument::counter(name, description, move |observer| observer.observe(read(), [])));
+/// The meter and the source of instruments with one series each, which have no labels.
+pub struct Registrar<'m, T> {
+    /// The meter, which the instruments are registered with.
+    pub meter: &'m dyn Meter,
+    /// The source, from which each collection reads the values.
+    pub source: &'m Arc<T>,
 }
 
-/// Registers a gauge with one series, which has no labels; collecting calls `read`.
-pub fn observe_gauge(
-    meter: &dyn Meter,
-    name: &'static str,
-    description: &'static str,
-    read: impl Fn() -> u64 + Send + Sync + 'static,
-) {
-    meter.register(Instrument::gauge(name, description, move |observer| observer.observe(read(), [])));
+impl<T: Send + Sync + 'static> Registrar<'_, T> {
+    /// Registers a counter; collecting calls `read`.
+    pub fn counter(&self, name: &'static str, description: &'static str, read: fn(&T) -> u64) {
+        let source = Arc::clone(self.source);
+        let read = move |observer: &mut Observer<'_, u64>| observer.observe(read(&source), []);
+        self.meter.register(Instrument::counter(name, description, read));
+    }
+
+    /// Registers a gauge; collecting calls `read`.
+    pub fn gauge(&self, name: &'static str, description: &'static str, read: fn(&T) -> u64) {
+        let source = Arc::clone(self.source);
+        let read = move |observer: &mut Observer<'_, u64>| observer.observe(read(&source), []);
+        self.meter.register(Instrument::gauge(name, description, read));
+    }
 }

@@ -8,10 +8,7 @@ mod log;
 mod test_meter;
 
 pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
-pub use instrument::{
-    Callback, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, observe_counter,
-    observe_gauge,
-};
+pub use instrument::{Callback, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, Registrar};
 pub use log::{LogThrottle, chain};
 #[cfg(any(test, feature = "testing"))]
 pub use test_meter::TestMeter;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use sluicegate_metrics::{Counter, Meter, WorkerId, observe_counter};
+use sluicegate_metrics::{Counter, Meter, Registrar, WorkerId};
 
 /// Counters of changes: hits of one counter and limit in one increment.
 pub struct Metrics {
@@ -55,53 +55,34 @@ impl Metrics {
 
     /// Registers all metrics with the meter.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        self.observe_counter(
-            meter,
+        let registrar = Registrar { meter, source: self };
+        registrar.counter(
             "sluicegate_cluster_changes_published_total",
             "Changes of counters that this instance published for its peers",
-            |metrics| &metrics.published,
+            |metrics| metrics.published.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_cluster_changes_applied_total",
             "Changes of counters by peers that this instance received",
-            |metrics| &metrics.applied,
+            |metrics| metrics.applied.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_cluster_changes_expired_total",
             "Received changes that no longer counted on arrival",
-            |metrics| &metrics.expired,
+            |metrics| metrics.expired.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_cluster_changes_dropped_total",
             "Changes that an absent peer will never receive because too many were waiting for it",
-            |metrics| &metrics.dropped,
+            |metrics| metrics.dropped.get(),
         );
-        self.observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_cluster_sent_bytes_total",
             "Bytes of changes that this instance sent to its peers",
-            |metrics| &metrics.sent_bytes,
+            |metrics| metrics.sent_bytes.get(),
         );
-        self.observe_counter(
-            meter,
-            "sluicegate_cluster_counters_copied_total",
-            "Counters copied from a peer",
-            |metrics| &metrics.copied,
-        );
-    }
-
-    /// Registers one of the counters with the meter.
-    fn observe_counter(
-        self: &Arc<Self>,
-        meter: &dyn Meter,
-        name: &'static str,
-        description: &'static str,
-        counter: fn(&Self) -> &Counter,
-    ) {
-        let this = Arc::clone(self);
-        observe_counter(meter, name, description, move || counter(&this).get());
+        registrar.counter("sluicegate_cluster_counters_copied_total", "Counters copied from a peer", |metrics| {
+            metrics.copied.get()
+        });
     }
 }

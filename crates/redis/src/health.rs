@@ -9,7 +9,7 @@ use std::{
 
 use parking_lot::{Mutex, MutexGuard};
 use redis::RedisError;
-use sluicegate_metrics::{Counter, Instrument, Label, LogThrottle, Meter, WorkerId, observe_counter};
+use sluicegate_metrics::{Counter, Instrument, Label, LogThrottle, Meter, Registrar, WorkerId};
 
 use super::failure::Failure;
 
@@ -175,12 +175,10 @@ impl Health {
                 }
             },
         ));
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        Registrar { meter, source: self }.counter(
             "sluicegate_redis_rollback_failures_total",
             "Number of takes of denied requests that could not be rolled back",
-            move || this.failed_rollbacks.get(),
+            |this| this.failed_rollbacks.get(),
         );
     }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{OverrideSync, Replication};
 use crate::{
     engine::overrides::Target,
-    metrics::{Instrument, Label, Meter, observe_counter, observe_gauge},
+    metrics::{Instrument, Label, Meter, Registrar},
 };
 
 impl OverrideSync {
@@ -45,19 +45,16 @@ impl OverrideSync {
                 }
             },
         ));
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
+        let registrar = Registrar { meter, source: self };
+        registrar.gauge(
             "sluicegate_overrides_version",
             "Version of the last override change that this instance has applied",
-            move || this.status().version,
+            |this| this.status().version,
         );
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
+        registrar.gauge(
             "sluicegate_overrides_age_seconds",
             "Seconds since the last successful override sync with the store",
-            move || match &this.replication {
+            |this| match &this.replication {
                 Replication::Redis(_) => match this.status().last_sync {
                     Some(last_sync) => last_sync.elapsed().as_secs(),
                     None => u64::MAX >> 32,
@@ -65,29 +62,21 @@ impl OverrideSync {
                 Replication::Journal(_) => 0,
             },
         );
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
+        registrar.gauge(
             "sluicegate_overrides_read_only",
             "1 while another process holds the override journal, so that overrides cannot be changed",
-            move || this.status().is_read_only.into(),
+            |this| this.status().is_read_only.into(),
         );
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
-            "sluicegate_overrides_journal_bytes",
-            "Length of the override journal",
-            move || match &this.replication {
+        registrar.gauge("sluicegate_overrides_journal_bytes", "Length of the override journal", |this| {
+            match &this.replication {
                 Replication::Redis(_) => 0,
                 Replication::Journal(journal) => journal.bytes(),
-            },
-        );
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+            }
+        });
+        registrar.counter(
             "sluicegate_overrides_unreadable_total",
             "Number of overrides in the store that were ignored because they cannot be read",
-            move || this.context.unreadable.get(),
+            |this| this.context.unreadable.get(),
         );
     }
 }

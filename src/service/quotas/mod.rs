@@ -39,7 +39,7 @@ use crate::{
         Assignment, BucketReport, DELIVERY_TIME, Engine, HeldQuota, Micros, Quota, ReportOutcome, Snapshot,
         caller_number,
     },
-    metrics::{LogThrottle, Meter, observe_counter, observe_gauge},
+    metrics::{LogThrottle, Meter, Registrar},
     rules::Entry,
     store::AnyStore,
 };
@@ -175,18 +175,15 @@ impl Quotas {
 
     /// Registers the numbers of streams and buckets with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
-        let streams = Arc::clone(&self.streams);
-        let buckets = Arc::clone(&self.streams);
+        let registrar = Registrar { meter, source: &self.streams };
         let description = "Number of open streams of Envoy's quota protocol (RLQS)";
-        observe_gauge(meter, "sluicegate_quota_streams", description, move || streams.count.load(Relaxed));
+        registrar.gauge("sluicegate_quota_streams", description, |streams| streams.count.load(Relaxed));
         let description = "Number of buckets that callers of Envoy's quota protocol (RLQS) report, on all streams";
-        observe_gauge(meter, "sluicegate_quota_buckets", description, move || buckets.buckets.load(Relaxed));
-        let rejected = Arc::clone(&self.streams);
+        registrar.gauge("sluicegate_quota_buckets", description, |streams| streams.buckets.load(Relaxed));
         let description = "Reports about buckets of Envoy's quota protocol (RLQS) that were denied, because their stream \
                            had as many buckets as quotas.max_buckets leaves to it";
-        observe_counter(meter, "sluicegate_quota_rejected_buckets_total", description, move || {
-            rejected.rejected.load(Relaxed)
-        });
+        registrar
+            .counter("sluicegate_quota_rejected_buckets_total", description, |streams| streams.rejected.load(Relaxed));
     }
 
     /// Starts the session of a new stream.

@@ -59,7 +59,7 @@ use super::{
 };
 use crate::{
     budget::{Budget, Victim},
-    metrics::{Instrument, Label, LogThrottle, Meter, observe_gauge},
+    metrics::{Instrument, Label, LogThrottle, Meter, Registrar},
     service::{Activity, Clock, overrides::MemberExchange},
     store::peers::Peers,
 };
@@ -294,14 +294,15 @@ impl Cluster {
                 }
             },
         ));
-        let members = Arc::clone(&self.context.members);
         let description = "Number of peers whose hits are counted here";
-        observe_gauge(meter, "sluicegate_cluster_peers", description, move || {
-            members.count(MemberState::Connected) as u64
-        });
-        let peers = Arc::clone(&self.context.peers);
+        Registrar { meter, source: &self.context.members }
+            .gauge("sluicegate_cluster_peers", description, |members| members.count(MemberState::Connected) as u64);
         let description = "Number of merged changes that wait for peers that do not pull";
-        observe_gauge(meter, "sluicegate_cluster_backlog_changes", description, move || peers.subscribers().1 as u64);
+        Registrar { meter, source: &self.context.peers }.gauge(
+            "sluicegate_cluster_backlog_changes",
+            description,
+            |peers| peers.subscribers().1 as u64,
+        );
     }
 
     /// Returns each address of the settings with its host. A name that cannot be resolved keeps its addresses.

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use super::request_error::{ErrorKind, RequestError};
 use crate::{
     engine::{MAX_PLAIN_BYTES, Request},
-    metrics::{Instrument, Label, LogThrottle, Meter, observe_counter},
+    metrics::{Instrument, Label, LogThrottle, Meter, Registrar},
     transport::texts::domain_of,
 };
 
@@ -41,12 +41,11 @@ pub struct CallerErrors {
 impl CallerErrors {
     /// Registers the metrics with `meter`.
     pub fn observe(self: &std::sync::Arc<Self>, meter: &dyn Meter) {
-        let this = std::sync::Arc::clone(self);
+        let registrar = Registrar { meter, source: self };
         let description = "gRPC connections that were closed because the caller violated HTTP/2 or exceeded its limits";
-        observe_counter(meter, "sluicegate_grpc_protocol_errors_total", description, move || this.protocol.get());
-        let this = std::sync::Arc::clone(self);
+        registrar.counter("sluicegate_grpc_protocol_errors_total", description, |this| this.protocol.get());
         let description = "gRPC responses that were dropped because the caller did not read them";
-        observe_counter(meter, "sluicegate_grpc_unread_responses_total", description, move || this.unread.get());
+        registrar.counter("sluicegate_grpc_unread_responses_total", description, |this| this.unread.get());
         let this = std::sync::Arc::clone(self);
         let description = "Values of more than 1,024 bytes in decided requests, and requests with texts that are not \
                            UTF-8 or look as if they were escaped";

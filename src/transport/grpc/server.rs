@@ -27,7 +27,7 @@ use super::{
 };
 use crate::{
     budget::Budget,
-    metrics::{Instrument, Label, LogThrottle, Meter, observe_counter, observe_gauge},
+    metrics::{Instrument, Label, LogThrottle, Meter, Registrar},
     transport::{
         TlsError,
         connections::{Connections, OpenConnection},
@@ -168,21 +168,21 @@ impl Server {
     /// Registers the numbers of connections with `meter`, in total and by worker.
     pub fn observe(&self, meter: &dyn Meter) {
         let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
-        let total = counts.clone();
-        observe_gauge(meter, "sluicegate_grpc_connections", "Number of open gRPC connections", move || {
-            total.iter().map(|count| count.load(Relaxed) as u64).sum()
-        });
+        let counts = Arc::new(counts);
+        Registrar { meter, source: &counts }.gauge(
+            "sluicegate_grpc_connections",
+            "Number of open gRPC connections",
+            |counts| counts.iter().map(|count| count.load(Relaxed) as u64).sum(),
+        );
         self.errors.observe(meter);
-        let Budgets { messages, streams, .. } = self.budgets.clone();
+        let budgets = Arc::new(self.budgets.clone());
+        let registrar = Registrar { meter, source: &budgets };
         let description = "Memory that callers hold by unfinished messages and bodies, and by unread responses";
-        observe_gauge(meter, "sluicegate_input_bytes", description, {
-            let messages = messages.clone();
-            move || messages.used_bytes() as u64
-        });
+        registrar.gauge("sluicegate_input_bytes", description, |budgets| budgets.messages.used_bytes() as u64);
         let description =
             "Messages, bodies, responses and streams that were dropped because input.max_bytes was reached";
-        observe_counter(meter, "sluicegate_input_evictions_total", description, move || {
-            messages.evictions() + streams.evictions()
+        registrar.counter("sluicegate_input_evictions_total", description, |budgets| {
+            budgets.messages.evictions() + budgets.streams.evictions()
         });
         meter.register(Instrument::gauge(
             "sluicegate_grpc_worker_connections",

@@ -24,7 +24,7 @@ use tonic::{
 
 use super::{Settings, convert};
 use crate::{
-    metrics::{Counter, Meter, WorkerId, observe_counter, observe_gauge},
+    metrics::{Counter, Meter, Registrar, WorkerId},
     rules::{Diagnostic, SourceFile},
     service::{reload::RulesInForce, run_on_compile_thread},
 };
@@ -214,31 +214,25 @@ impl Client {
 
     /// Registers the metrics of the connection with `meter`.
     pub fn observe(self: &Arc<Self>, meter: &dyn Meter) {
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
-            "sluicegate_xds_connected",
-            "1 if the control plane is connected, otherwise 0",
-            move || this.connected.load(Relaxed).into(),
+        let registrar = Registrar { meter, source: self };
+        registrar.gauge("sluicegate_xds_connected", "1 if the control plane is connected, otherwise 0", |client| {
+            client.connected.load(Relaxed).into()
+        });
+        registrar.counter(
+            "sluicegate_xds_connection_attempts_total",
+            "Number of attempts to connect to the control plane",
+            |client| client.attempts.get(),
         );
-        type Read = fn(&Client) -> &Counter;
-        let counters: [(&'static str, &'static str, Read); 3] = [
-            (
-                "sluicegate_xds_connection_attempts_total",
-                "Number of attempts to connect to the control plane",
-                |client| &client.attempts,
-            ),
-            ("sluicegate_xds_updates_accepted_total", "Number of accepted updates from the control plane", |client| {
-                &client.accepted
-            }),
-            ("sluicegate_xds_updates_rejected_total", "Number of rejected updates from the control plane", |client| {
-                &client.rejected
-            }),
-        ];
-        for (name, description, read) in counters {
-            let this = Arc::clone(self);
-            observe_counter(meter, name, description, move || read(&this).get());
-        }
+        registrar.counter(
+            "sluicegate_xds_updates_accepted_total",
+            "Number of accepted updates from the control plane",
+            |client| client.accepted.get(),
+        );
+        registrar.counter(
+            "sluicegate_xds_updates_rejected_total",
+            "Number of rejected updates from the control plane",
+            |client| client.rejected.get(),
+        );
     }
 }
 

@@ -20,9 +20,7 @@ use std::{
 
 use parking_lot::Mutex;
 use sluicegate_algorithm::Micros;
-use sluicegate_metrics::{
-    Counter, Instrument, Label, LabelValue, Meter, Striped, Totals, WorkerId, observe_counter, observe_gauge,
-};
+use sluicegate_metrics::{Counter, Instrument, Label, LabelValue, Meter, Registrar, Striped, Totals, WorkerId};
 use sluicegate_rules::{Entry, FailurePolicy, Labels, Node, Rule, Segment};
 
 use self::series::{Count, REFUNDED_HITS};
@@ -317,19 +315,16 @@ impl Statistics {
             Count::DeniedRequests.description(),
             move || this.collect(Count::DeniedRequests),
         );
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        let registrar = Registrar { meter, source: self };
+        registrar.counter(
             "sluicegate_metric_series_overflow_hits_total",
             "Hits counted in the series other because telemetry.max_dynamic_series was reached",
-            move || this.overflow.get(),
+            |this| this.overflow.get(),
         );
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_domain_not_found_total",
             "Descriptors of domains that no rule file defines",
-            move || this.unmatched.by_unknown_domain().values().sum(),
+            |this| this.unmatched.by_unknown_domain().values().sum(),
         );
         let this = Arc::clone(self);
         meter.register(Instrument::counter(
@@ -341,27 +336,21 @@ impl Statistics {
                 }
             },
         ));
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_plan_not_found_total",
             "Descriptors with an unknown plan, which get the default plan",
-            move || this.unknown_plan.get(),
+            |this| this.unknown_plan.get(),
         );
         self.observe_shedding(meter, now);
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        registrar.counter(
             "ratelimit_service_global_shadow_mode",
             "Requests over a limit that were allowed because decisions.shadow_mode is set",
-            move || this.global_shadow.get(),
+            |this| this.global_shadow.get(),
         );
-        let this = Arc::clone(self);
-        observe_counter(
-            meter,
+        registrar.counter(
             "sluicegate_missing_answers_total",
             "Limits without an answer of the store, which is a bug of the service; on_error decided",
-            move || this.missing_answers.get(),
+            |this| this.missing_answers.get(),
         );
         let this = Arc::clone(self);
         meter.register(Instrument::counter(
@@ -374,13 +363,9 @@ impl Statistics {
                 }
             },
         ));
-        let this = Arc::clone(self);
-        observe_gauge(
-            meter,
-            "sluicegate_metric_dynamic_series",
-            "Number of series that contain callers' values",
-            move || (this.dynamic.lock().len() * Count::EXPORTED) as u64,
-        );
+        registrar.gauge("sluicegate_metric_dynamic_series", "Number of series that contain callers' values", |this| {
+            (this.dynamic.lock().len() * Count::EXPORTED) as u64
+        });
     }
 }
 
