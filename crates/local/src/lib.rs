@@ -203,8 +203,8 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
                 granted_hits += u64::from(grant.hits.get());
             }
         }
-        self.state.metrics.add_lease_decisions(self.worker, decisions);
-        self.state.metrics.add_granted_hits(self.worker, granted_hits);
+        self.state.metrics.lease_decisions.add(self.worker, decisions);
+        self.state.metrics.granted_hits.add(self.worker, granted_hits);
         payments
     }
 
@@ -292,7 +292,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     pub async fn sweep(&self, now: Micros) {
         let local_now = self.state.time(now);
         let leases = self.state.leases.as_ref().map(|leases| leases.sweep(local_now)).unwrap_or_default();
-        self.state.metrics.add_unreported_grant_hits(self.worker, leases.unreported);
+        self.state.metrics.grant_unreported_hits.add(self.worker, leases.unreported);
         let counters = self.state.eventual_counters.as_ref();
         let reports = counters.map(|counters| counters.sweep(local_now)).unwrap_or_default();
         self.run_calls(leases.calls, reports, now).await;
@@ -333,7 +333,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         if let [hit] = hits {
             let lookup = deny_cache.lookup(hit, self.state.identity(hit));
             if let Some(decision) = deny_cache.get(hit, &lookup, time.local) {
-                self.state.metrics.add_deny_cache_denials(self.worker, 1);
+                self.state.metrics.deny_cache_denials.add(self.worker, 1);
                 return std::iter::once(from_deny_cache(decision)).collect();
             }
             let outcome = only_answer(self.store.step(hits, charge, time.now).await);
@@ -354,7 +354,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         let lookups: Lookups = hits.iter().map(|hit| deny_cache.lookup(hit, self.state.identity(hit))).collect();
         let cached = deny_cache.cached(hits, lookups, time.local);
         let denials = cached.iter().filter(|cached| cached.denial.is_some()).count();
-        self.state.metrics.add_deny_cache_denials(self.worker, denials as u64);
+        self.state.metrics.deny_cache_denials.add(self.worker, denials as u64);
         if let Some(all) = cached.iter().map(|cached| cached.denial.map(from_deny_cache)).collect() {
             return all;
         }

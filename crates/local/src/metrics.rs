@@ -9,20 +9,20 @@ use super::store_call::StoreCall;
 
 /// Metrics of the deny cache, leases, grants and eventual counters.
 pub struct Metrics {
-    deny_cache_denials: Counter,
-    lease_decisions: Counter,
+    pub(super) deny_cache_denials: Counter,
+    pub(super) lease_decisions: Counter,
     /// Hits taken for leases, and hits returned from leases to the store.
     leased_hits: Counter,
     returned_hits: Counter,
     /// Hits granted to callers: all of them, those reported as used, those returned unused, and those never reported.
-    granted_hits: Counter,
+    pub(super) granted_hits: Counter,
     grant_used_hits: Counter,
     grant_returned_hits: Counter,
-    grant_unreported_hits: Counter,
-    eventual_decisions: Counter,
+    pub(super) grant_unreported_hits: Counter,
+    pub(super) eventual_decisions: Counter,
     /// Hits that eventual counters reported to the store, and hits whose report may not have been counted.
-    eventual_reported_hits: Counter,
-    eventual_lost_hits: Counter,
+    pub(super) eventual_reported_hits: Counter,
+    pub(super) eventual_lost_hits: Counter,
 }
 
 impl Metrics {
@@ -44,37 +44,9 @@ impl Metrics {
         })
     }
 
-    pub(super) fn add_deny_cache_denials(&self, worker: WorkerId, count: u64) {
-        self.deny_cache_denials.add(worker, count);
-    }
-
-    pub(super) fn add_lease_decisions(&self, worker: WorkerId, count: u64) {
-        self.lease_decisions.add(worker, count);
-    }
-
-    pub(super) fn add_granted_hits(&self, worker: WorkerId, hits: u64) {
-        self.granted_hits.add(worker, hits);
-    }
-
     pub(super) fn add_grant_report(&self, worker: WorkerId, used: u64, returned: u64) {
         self.grant_used_hits.add(worker, used);
         self.grant_returned_hits.add(worker, returned);
-    }
-
-    pub(super) fn add_unreported_grant_hits(&self, worker: WorkerId, hits: u64) {
-        self.grant_unreported_hits.add(worker, hits);
-    }
-
-    pub(super) fn add_eventual_decisions(&self, worker: WorkerId, count: u64) {
-        self.eventual_decisions.add(worker, count);
-    }
-
-    pub(super) fn add_eventual_report(&self, worker: WorkerId, hits: u64, succeeded: bool) {
-        self.eventual_reported_hits.add(worker, if succeeded { hits } else { 0 });
-    }
-
-    pub(super) fn add_lost_eventual_hits(&self, worker: WorkerId, hits: u64) {
-        self.eventual_lost_hits.add(worker, hits);
     }
 
     /// Counts the hits of a completed lease call, if the store accepted the call.

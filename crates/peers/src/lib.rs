@@ -36,6 +36,7 @@ use std::{
 };
 
 use parking_lot::Mutex;
+use sluicegate_metrics::WorkerId;
 use sluicegate_store::Memory;
 use tokio::sync::watch;
 
@@ -153,7 +154,7 @@ impl Peers {
         let mut limits = Vec::new();
         let mut resets = Vec::new();
         let changes = self.memory.take_changes(&mut limits, &mut resets);
-        self.metrics.add_published(changes.len() as u64);
+        self.metrics.published.add(WorkerId(0), changes.len() as u64);
         if !resets.is_empty() {
             let sequence = outgoing.sequence + 1;
             outgoing.push(Increment::new(sequence, now, Vec::new(), Vec::new()).with_resets(resets));
@@ -162,7 +163,7 @@ impl Peers {
             let sequence = outgoing.sequence + 1;
             outgoing.push(Increment::new(sequence, now, limits.clone(), changes.to_vec()));
         }
-        self.metrics.add_dropped(outgoing.trim(now));
+        self.metrics.dropped.add(WorkerId(0), outgoing.trim(now));
         outgoing.subscribers.retain(|_, subscriber| now - subscriber.pulled_at < FORGET_AFTER);
         let sequence = outgoing.sequence;
         self.published.send_if_modified(|latest| std::mem::replace(latest, sequence) != sequence);
@@ -258,8 +259,8 @@ impl Peers {
             });
             let counting = self.memory.add_hits(hits, now);
             let changes = increment.changes.len() as u64;
-            self.metrics.add_applied(changes);
-            self.metrics.add_expired(changes - counting);
+            self.metrics.applied.add(WorkerId(0), changes);
+            self.metrics.expired.add(WorkerId(0), changes - counting);
         }
         set_position(&mut origins, batch.origin, Origin { position: batch.until, heard_at: now });
         true
@@ -297,7 +298,7 @@ impl Peers {
         for copy in copies {
             inserted += u64::from(self.memory.insert_copy(copy, now));
         }
-        self.metrics.add_copied(inserted);
+        self.metrics.copied.add(WorkerId(0), inserted);
     }
 
     /// Continues from the positions of a copy. `source` is the instance that was copied.

@@ -28,26 +28,6 @@ impl Metrics {
         })
     }
 
-    pub(super) fn add_published(&self, changes: u64) {
-        self.published.add(WorkerId(0), changes);
-    }
-
-    pub(super) fn add_applied(&self, changes: u64) {
-        self.applied.add(WorkerId(0), changes);
-    }
-
-    pub(super) fn add_expired(&self, changes: u64) {
-        self.expired.add(WorkerId(0), changes);
-    }
-
-    pub(super) fn add_dropped(&self, changes: u64) {
-        self.dropped.add(WorkerId(0), changes);
-    }
-
-    pub(super) fn add_copied(&self, counters: u64) {
-        self.copied.add(WorkerId(0), counters);
-    }
-
     /// Adds the size of increments that were sent to a peer.
     pub fn add_sent_bytes(&self, bytes: u64) {
         self.sent_bytes.add(WorkerId(0), bytes);

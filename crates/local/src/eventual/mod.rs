@@ -30,7 +30,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         }
         let decisions: SmallVec<[Option<Decision>; 2]> =
             hits.iter().map(|hit| counters.decide(self.state.identity(hit), hit, time.local)).collect();
-        self.state.metrics.add_eventual_decisions(self.worker, decisions.iter().flatten().count() as u64);
+        self.state.metrics.eventual_decisions.add(self.worker, decisions.iter().flatten().count() as u64);
         match decisions.iter().map(|decision| decision.map(from_eventual)).collect() {
             Some(all) => all,
             None => Box::pin(self.fetch_unknown(counters, hits, decisions, time)).await,
@@ -145,9 +145,11 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     pub(super) async fn run_report(&self, counters: &EventualCounters, call: StoreCall, now: Micros) {
         let called_at = self.state.time(now);
         let answer = only_answer(self.store.step(&[call.hit.borrowed()], Charge::Each, now).await);
-        self.state.metrics.add_eventual_report(self.worker, call.hit.cost, answer.is_ok());
+        if answer.is_ok() {
+            self.state.metrics.eventual_reported_hits.add(self.worker, call.hit.cost);
+        }
         let lost = counters.finish_report(&call, answer, called_at, self.state.time(now));
-        self.state.metrics.add_lost_eventual_hits(self.worker, lost);
+        self.state.metrics.eventual_lost_hits.add(self.worker, lost);
     }
 }
 

@@ -1,6 +1,6 @@
 //! Tests of batches: delivery exactly once, and what a receiver ignores.
 
-use sluicegate_metrics::TestMeter;
+use sluicegate_metrics::{TestMeter, WorkerId};
 
 use super::*;
 
@@ -143,7 +143,7 @@ fn every_change_is_counted_in_its_metric() {
     let copies = (0..4).map(|number| CounterCopy { counter: [number; 11], ..copy.clone() });
     peers.insert_copies(copies.collect(), at(0));
     metrics.add_sent_bytes(100);
-    metrics.add_dropped(6);
+    metrics.dropped.add(WorkerId(0), 6);
     let counters = meter.counters();
     let values = counters.iter().filter_map(|(name, value)| {
         let name = name.strip_prefix("sluicegate_cluster_")?.strip_suffix("_total")?;
