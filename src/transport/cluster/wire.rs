@@ -3,11 +3,7 @@
 //! An empty item takes two bytes on the wire and 30 to 200 bytes in memory, so the size of a message alone does not
 //! bound the memory of the decoded one.
 
-/// Wire types of protobuf.
-const VARINT: u64 = 0;
-const FIXED_64: u64 = 1;
-const LENGTH_DELIMITED: u64 = 2;
-const FIXED_32: u64 = 5;
+use sluicegate_wire::{Fields, Value};
 
 /// Error returned when an encoded message is malformed or has too many items.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -20,63 +16,29 @@ pub(super) enum WireError {
     TooManyItems(usize),
 }
 
-/// One field of a message: its number, and its contents if it has a length.
-struct Field<'b> {
-    number: u64,
-    contents: &'b [u8],
-}
-
-/// Checks that a message has at most `max` fields with numbers in `numbers`. Calls `inspect` for each of them.
+/// Checks that a message has at most `max` fields with numbers in `numbers`. Calls `inspect` for each of them
+/// that has contents.
 pub(super) fn count_fields(
     bytes: &[u8],
-    numbers: &[u64],
+    numbers: &[u32],
     max: usize,
     mut inspect: impl FnMut(&[u8]) -> Result<(), WireError>,
 ) -> Result<usize, WireError> {
-    let mut rest = bytes;
     let mut count = 0;
-    while !rest.is_empty() {
-        let field = take_field(&mut rest).ok_or(WireError::Malformed)?;
-        if numbers.contains(&field.number) {
-            count += 1;
-            if count > max {
-                return Err(WireError::TooManyItems(max));
-            }
-            inspect(field.contents)?;
+    for field in Fields::new(bytes) {
+        let (number, value) = field.map_err(|_| WireError::Malformed)?;
+        if !numbers.contains(&number) {
+            continue;
+        }
+        count += 1;
+        if count > max {
+            return Err(WireError::TooManyItems(max));
+        }
+        if let Value::Bytes(contents) = value {
+            inspect(contents)?;
         }
     }
     Ok(count)
-}
-
-fn take_field<'b>(rest: &mut &'b [u8]) -> Option<Field<'b>> {
-    let key = take_varint(rest)?;
-    let number = key >> 3;
-    let length = match key & 7 {
-        VARINT => {
-            take_varint(rest)?;
-            0
-        }
-        FIXED_64 => 8,
-        LENGTH_DELIMITED => usize::try_from(take_varint(rest)?).ok()?,
-        FIXED_32 => 4,
-        _ => return None,
-    };
-    let (contents, after) = rest.split_at_checked(length)?;
-    *rest = after;
-    Some(Field { number, contents })
-}
-
-fn take_varint(rest: &mut &[u8]) -> Option<u64> {
-    let mut value = 0_u64;
-    for position in 0..10 {
-        let (byte, after) = rest.split_first()?;
-        *rest = after;
-        value |= u64::from(byte & 0x7f) << (7 * position).min(63);
-        if byte & 0x80 == 0 {
-            return Some(value);
-        }
-    }
-    None
 }
 
 #[cfg(test)]
@@ -86,7 +48,7 @@ mod tests {
 
     use super::*;
 
-    fn count(bytes: &[u8], numbers: &[u64], max: usize) -> Result<usize, WireError> {
+    fn count(bytes: &[u8], numbers: &[u32], max: usize) -> Result<usize, WireError> {
         count_fields(bytes, numbers, max, |_| Ok(()))
     }
 
