@@ -44,11 +44,12 @@ pub(super) struct Connection {
     tls: Tls,
 }
 
-type Service = AdminServiceClient<InterceptedService<Channel, Token>>;
+/// The methods of an instance.
+pub(super) type Service = AdminServiceClient<InterceptedService<Channel, Token>>;
 
 /// Adds the token to every call.
 #[derive(Clone)]
-struct Token(Option<MetadataValue<Ascii>>);
+pub(super) struct Token(Option<MetadataValue<Ascii>>);
 
 impl Interceptor for Token {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
@@ -83,13 +84,17 @@ impl Client {
         Ok(Self { instances })
     }
 
-    fn first(&mut self) -> anyhow::Result<&mut (String, Service)> {
-        self.instances.first_mut().context("--addr contains no address")
+    /// Calls a method of the first instance.
+    pub(super) async fn call<T>(
+        &mut self,
+        method: impl AsyncFnOnce(&mut Service) -> Result<Response<T>, Status>,
+    ) -> anyhow::Result<T> {
+        let (addr, service) = self.instances.first_mut().context("--addr contains no address")?;
+        response_or_error(addr, method(service).await)
     }
 
     pub(super) async fn put(&mut self, request: api::PutOverridesRequest) -> anyhow::Result<api::PutOverridesResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.put_overrides(request).await)
+        self.call(async |service| service.put_overrides(request).await).await
     }
 
     /// Sends the change to each instance, and returns an error if one of them has not accepted it, or if nothing changed
@@ -142,40 +147,12 @@ impl Client {
         prefix: &str,
         page_token: String,
     ) -> anyhow::Result<api::ListOverridesResponse> {
-        let (addr, service) = self.first()?;
         let request = api::ListOverridesRequest { prefix: prefix.to_owned(), page_size: 1_000, page_token };
-        response_or_error(addr, service.list_overrides(request).await)
-    }
-
-    pub(super) async fn inspect(&mut self, request: api::InspectRequest) -> anyhow::Result<api::InspectResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.inspect(request).await)
-    }
-
-    pub(super) async fn reset(
-        &mut self,
-        request: api::ResetCounterRequest,
-    ) -> anyhow::Result<api::ResetCounterResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.reset_counter(request).await)
-    }
-
-    pub(super) async fn refund(&mut self, request: api::RefundRequest) -> anyhow::Result<api::RefundResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.refund(request).await)
+        self.call(async |service| service.list_overrides(request).await).await
     }
 
     pub(super) async fn rules(&mut self, request: api::ListRulesRequest) -> anyhow::Result<api::ListRulesResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.list_rules(request).await)
-    }
-
-    pub(super) async fn audit_log(
-        &mut self,
-        request: api::ListAuditLogRequest,
-    ) -> anyhow::Result<api::ListAuditLogResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.list_audit_log(request).await)
+        self.call(async |service| service.list_rules(request).await).await
     }
 
     pub(super) async fn health(&mut self) -> PerInstance<api::GetHealthResponse> {
@@ -184,38 +161,6 @@ impl Client {
             all.push((addr.clone(), response_or_error(addr, service.get_health(api::GetHealthRequest {}).await)));
         }
         all
-    }
-
-    pub(super) async fn upload(
-        &mut self,
-        request: api::UploadCandidateRequest,
-    ) -> anyhow::Result<api::UploadCandidateResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.upload_candidate(request).await)
-    }
-
-    pub(super) async fn promote(
-        &mut self,
-        request: api::PromoteCandidateRequest,
-    ) -> anyhow::Result<api::PromoteCandidateResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.promote_candidate(request).await)
-    }
-
-    pub(super) async fn rollback(
-        &mut self,
-        request: api::RollbackRulesRequest,
-    ) -> anyhow::Result<api::RollbackRulesResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.rollback_rules(request).await)
-    }
-
-    pub(super) async fn drop_candidate(
-        &mut self,
-        request: api::DropCandidateRequest,
-    ) -> anyhow::Result<api::DropCandidateResponse> {
-        let (addr, service) = self.first()?;
-        response_or_error(addr, service.drop_candidate(request).await)
     }
 
     /// Returns the state of the candidate rules on each instance.

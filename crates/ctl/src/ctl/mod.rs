@@ -48,15 +48,18 @@ async fn execute(command: Command, mut client: Client, output: Output) -> anyhow
         Command::Switch(switch) => execute_switch(switch, client, output).await,
         Command::Inspect { descriptor, hits } => {
             let descriptor = Some(descriptor.to_message()?);
-            output.inspection(&client.inspect(api::InspectRequest { descriptor, hits }).await?)
+            let request = api::InspectRequest { descriptor, hits };
+            output.inspection(&client.call(async |service| service.inspect(request).await).await?)
         }
         Command::Reset { descriptor, reason: Reason { reason } } => {
             let descriptor = Some(descriptor.to_message()?);
-            output.reset(&client.reset(api::ResetCounterRequest { descriptor, reason }).await?)
+            let request = api::ResetCounterRequest { descriptor, reason };
+            output.reset(&client.call(async |service| service.reset_counter(request).await).await?)
         }
         Command::Refund { descriptor, hits, reason: Reason { reason } } => {
             let descriptor = Some(descriptor.to_message()?);
-            output.refund(&client.refund(api::RefundRequest { descriptor, hits, reason }).await?)
+            let request = api::RefundRequest { descriptor, hits, reason };
+            output.refund(&client.call(async |service| service.refund(request).await).await?)
         }
         Command::Top(top) => {
             let ranking = client.top(&top.to_message()).await?;
@@ -186,7 +189,8 @@ async fn execute_candidate(candidate: Candidate, mut client: Client, output: Out
             for SourceFile { name, text } in Source::directory(dir.clone()).read()? {
                 files.push(api::RuleFile { name, text });
             }
-            let uploaded = client.upload(api::UploadCandidateRequest { files, share, reason }).await?;
+            let request = api::UploadCandidateRequest { files, share, reason };
+            let uploaded = client.call(async |service| service.upload_candidate(request).await).await?;
             for warning in &uploaded.warnings {
                 eprintln!("{warning}");
             }
@@ -196,17 +200,20 @@ async fn execute_candidate(candidate: Candidate, mut client: Client, output: Out
         }
         Candidate::Report => return output.candidate(&client.candidates().await?),
         Candidate::Promote { reason: Reason { reason } } => {
-            client.promote(api::PromoteCandidateRequest { reason }).await?;
+            let request = api::PromoteCandidateRequest { reason };
+            client.call(async |service| service.promote_candidate(request).await).await?;
             output.message(
                 "the rules are in force on all instances within 1 s; `ctl candidate rollback` restores the old ones",
             );
         }
         Candidate::Rollback { reason: Reason { reason } } => {
-            client.rollback(api::RollbackRulesRequest { reason }).await?;
+            let request = api::RollbackRulesRequest { reason };
+            client.call(async |service| service.rollback_rules(request).await).await?;
             output.message("the previous rules are in force on all instances within 1 s");
         }
         Candidate::Drop { reason: Reason { reason } } => {
-            client.drop_candidate(api::DropCandidateRequest { reason }).await?;
+            let request = api::DropCandidateRequest { reason };
+            client.call(async |service| service.drop_candidate(request).await).await?;
             output.message("candidate rules dropped");
         }
     }
@@ -233,9 +240,10 @@ async fn watch(top: &Top, mut client: Client, output: Output) -> anyhow::Result<
 async fn audit(max_results: u32, follow: bool, mut client: Client, output: Output) -> anyhow::Result<()> {
     let mut newest_version = 0;
     loop {
-        let changes =
-            client.audit_log(api::ListAuditLogRequest { before_version: 0, page_size: max_results }).await?.entries;
-        let new_entries: Vec<_> = changes.into_iter().filter(|change| change.version > newest_version).collect();
+        let request = api::ListAuditLogRequest { before_version: 0, page_size: max_results };
+        let response = client.call(async |service| service.list_audit_log(request).await).await?;
+        let new_entries: Vec<_> =
+            response.entries.into_iter().filter(|change| change.version > newest_version).collect();
         if let Some(newest) = new_entries.first() {
             newest_version = newest.version;
         }
