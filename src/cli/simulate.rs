@@ -16,7 +16,8 @@ use serde_json::json;
 use sluicegate_ctl::{eprint, eprintln, println};
 
 use crate::{
-    replay::{Hits, Replay, RuleHits, Suggestions, page},
+    engine::Outcomes,
+    replay::{Replay, RuleHits, Suggestions, page},
     rules::source::{LoadError, Source},
     rules::{self, Options, Rule, RuleSet},
     traffic::{
@@ -311,7 +312,7 @@ fn matched_rules(replay: &Replay) -> Vec<MatchedRule<'_>> {
         }
     }
     matched.sort_by_key(|rule| {
-        let Hits { denied, newly_denied, newly_allowed, .. } = rule.hits.hits;
+        let Outcomes { denied, newly_denied, newly_allowed, .. } = rule.hits.hits;
         std::cmp::Reverse((newly_denied + newly_allowed, denied))
     });
     matched
@@ -338,7 +339,7 @@ fn print(replay: &Replay) {
         println!("{} requests without a domain or descriptors were skipped", replay.skipped);
     }
     for MatchedRule { name, hits: rule_hits } in matched_rules(replay) {
-        let Hits { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
+        let Outcomes { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
         println!("\n{name}");
         println!("  {requested} hits, {denied} denied ({newly_denied} newly), {newly_allowed} newly allowed");
         println!("  {} entities, {} with denied hits", rule_hits.entities.len(), rule_hits.entities_denied());
@@ -368,7 +369,7 @@ fn rule_to_json(MatchedRule { name, hits }: &MatchedRule<'_>) -> serde_json::Val
     })
 }
 
-fn hits_to_json(hits: Hits) -> serde_json::Value {
+fn hits_to_json(hits: Outcomes) -> serde_json::Value {
     json!({
         "requested": hits.requested, "denied": hits.denied,
         "newly_denied": hits.newly_denied, "newly_allowed": hits.newly_allowed,

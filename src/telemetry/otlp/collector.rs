@@ -23,7 +23,8 @@ use tonic::{
 use tower_service::Service;
 
 use super::{
-    OtlpCompression, OtlpProtocol, OtlpSettings, certificates::Certificates, http_client::HttpClient, settings::Signal,
+    OtlpCompression, OtlpProtocol, OtlpSettings, certificates::Certificates, http_client, http_client::HttpClient,
+    settings::Signal,
 };
 use crate::telemetry::TelemetryError;
 
@@ -100,7 +101,7 @@ impl Collector {
                 Connection::Grpc(endpoint.connect_timeout(settings.timeout).connect_lazy())
             }
             OtlpProtocol::Http => {
-                let client = HttpClient::new(settings.timeout, certificates)
+                let client = http_client::connect(settings.timeout, certificates)
                     .map_err(|error| TelemetryError(format!("telemetry.otlp.tls: {error}")))?;
                 Connection::Http(Box::new(client), uri)
             }

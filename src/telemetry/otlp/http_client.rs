@@ -2,11 +2,9 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use bytes::Bytes;
-use http::{Request, Response};
 use hyper_rustls::{ConfigBuilderExt, HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::connect::HttpConnector;
-use opentelemetry_http::{HttpError, hyper::HyperClient};
+use opentelemetry_http::hyper::HyperClient;
 use rustls::{
     ClientConfig, RootCertStore,
     crypto::ring,
@@ -16,23 +14,13 @@ use rustls::{
 use super::certificates::Certificates;
 
 /// An HTTP client, to be used inside a tokio runtime.
-#[derive(Clone, Debug)]
-pub(super) struct HttpClient(HyperClient<HttpsConnector<HttpConnector>>);
+pub(super) type HttpClient = HyperClient<HttpsConnector<HttpConnector>>;
 
-impl HttpClient {
-    /// Creates a client, which connects when it first sends. Without certificates, it cannot use HTTPS.
-    pub(super) fn new(timeout: Duration, certificates: Option<Certificates>) -> io::Result<Self> {
-        let config = tls_config(certificates)?;
-        let connector = HttpsConnectorBuilder::new().with_tls_config(config).https_or_http().enable_http1().build();
-        Ok(Self(HyperClient::new(connector, timeout, None)))
-    }
-}
-
-#[tonic::async_trait]
-impl opentelemetry_http::HttpClient for HttpClient {
-    async fn send_bytes(&self, request: Request<Bytes>) -> Result<Response<Bytes>, HttpError> {
-        self.0.send_bytes(request).await
-    }
+/// Creates a client, which connects when it first sends. Without certificates, it cannot use HTTPS.
+pub(super) fn connect(timeout: Duration, certificates: Option<Certificates>) -> io::Result<HttpClient> {
+    let config = tls_config(certificates)?;
+    let connector = HttpsConnectorBuilder::new().with_tls_config(config).https_or_http().enable_http1().build();
+    Ok(HyperClient::new(connector, timeout, None))
 }
 
 fn tls_config(certificates: Option<Certificates>) -> io::Result<ClientConfig> {

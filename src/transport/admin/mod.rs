@@ -20,10 +20,7 @@ use std::{io, net::SocketAddr, path::PathBuf, sync::Arc};
 use axum::{
     Router,
     extract::{Request, State},
-    http::{
-        HeaderMap, StatusCode,
-        header::{AUTHORIZATION, CONTENT_TYPE},
-    },
+    http::{HeaderMap, StatusCode, header::AUTHORIZATION},
     middleware::{self, Next},
     response::Response,
     routing::{get, post},
@@ -45,7 +42,7 @@ use self::{
 };
 use super::{
     TlsError,
-    http_server::{Authenticated, Connection, HttpServer},
+    http_server::{Authenticated, Connection, HttpServer, is_grpc},
     tls::{Tls, TlsSettings},
 };
 use crate::{budget::Budget, service::Admin};
@@ -280,11 +277,6 @@ async fn authenticate(State(authenticator): State<Arc<Authenticator>>, mut reque
     Authenticated::record(&request);
     request.extensions_mut().insert(caller);
     next.run(request).await
-}
-
-fn is_grpc(request: &Request) -> bool {
-    let kind = request.headers().get(CONTENT_TYPE);
-    kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }
 
 /// Returns an error response in the protocol of the request.

@@ -5,10 +5,10 @@ use std::cmp::Reverse;
 use sluicegate_proto::sluicegate::admin::v1 as api;
 use tonic::Status;
 
-use super::convert::{files, read_change, rule, time};
+use super::convert::{files, outcomes, read_change, rule, time};
 use crate::{
     engine::Micros,
-    replay::{Hits, RuleHits, Series},
+    replay::{RuleHits, Series},
     rules::Rule,
     service::simulation::{Outcome, Simulation, SimulationError, Traffic},
 };
@@ -56,22 +56,16 @@ pub(super) fn write_outcome(outcome: &Outcome) -> api::SimulateResponse {
 fn write_rule(simulated: Option<&Rule>, hits: &RuleHits) -> api::SimulatedRule {
     let mut most_denied = Vec::new();
     for entity in hits.most_denied(MAX_ENTITIES) {
-        most_denied
-            .push(api::SimulatedEntity { name: entity.name.to_string(), outcomes: Some(write_hits(entity.hits)) });
+        most_denied.push(api::SimulatedEntity { name: entity.name.to_string(), outcomes: Some(outcomes(entity.hits)) });
     }
     api::SimulatedRule {
         rule: simulated.map(|simulated| rule(simulated, None)),
-        outcomes: Some(write_hits(hits.hits)),
+        outcomes: Some(outcomes(hits.hits)),
         entities: hits.entities.len() as u64,
         entities_denied: hits.entities_denied() as u64,
         most_denied,
         series: Some(write_series(&hits.series)),
     }
-}
-
-fn write_hits(hits: Hits) -> api::Outcomes {
-    let Hits { requested, denied, newly_denied, newly_allowed } = hits;
-    api::Outcomes { requested, denied, newly_denied, newly_allowed }
 }
 
 fn write_series(series: &Series) -> api::SimulatedSeries {
@@ -99,6 +93,7 @@ pub(super) fn reject(error: &SimulationError) -> Status {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::engine::Outcomes;
     use crate::{
         replay::Replay,
         rules::{Options, SourceFile, compile},
@@ -110,7 +105,8 @@ mod tests {
         let text = format!("domain: d\ndescriptors:\n{}{}{}", line("a"), line("b"), line("c"));
         let (rules, _) = compile(&[SourceFile { name: "d.yaml".into(), text }], Options::default()).unwrap();
         let mut replay = Replay::new(rules, None);
-        let hits = |denied, newly_denied, newly_allowed| Hits { requested: 10, denied, newly_denied, newly_allowed };
+        let hits =
+            |denied, newly_denied, newly_allowed| Outcomes { requested: 10, denied, newly_denied, newly_allowed };
         for (id, hits) in [hits(9, 0, 0), hits(2, 1, 2), hits(4, 4, 0)].into_iter().enumerate() {
             replay.by_rule[id].hits = hits;
         }

@@ -38,6 +38,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
+pub(super) use self::request_body::is_grpc;
 use self::{idle_timeout::IdleTimeout, output::Output, response_body::reserve};
 pub(super) use self::{
     rejections::{Rejection, Rejections},
@@ -247,7 +248,7 @@ async fn serve_http<S: AsyncRead + AsyncWrite + Send + 'static>(
 async fn handle(State(output): State<Arc<Output>>, mut request: Request, next: Next) -> Response {
     let call = output.open_connection.begin_call();
     let _request = output.requests.begin();
-    let is_grpc = request_body::is_grpc(&request);
+    let is_grpc = is_grpc(&request);
     request.extensions_mut().insert(Authenticated(Arc::clone(&output.open_connection)));
     let (request, input) = match request_body::reserve(request, &output.budget, &output.waiting).await {
         Ok(reserved) => reserved,

@@ -90,7 +90,7 @@ pub(super) async fn reserve(
 }
 
 /// Returns whether a request is a gRPC call.
-pub(super) fn is_grpc(request: &Request) -> bool {
+pub(in crate::transport) fn is_grpc(request: &Request) -> bool {
     let kind = request.headers().get(http::header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"application/grpc"))
 }

@@ -2,21 +2,23 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Hits by the decisions of the candidate rules and of the rules in force.
+/// Hits by the decisions of evaluated rules, such as candidate rules, and of a baseline, such as the rules in force.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Outcomes {
     /// All evaluated hits.
     pub requested: u64,
-    /// Hits that the candidate rules would deny.
+    /// Hits that the evaluated rules deny.
     pub denied: u64,
-    /// Hits that the candidate rules would deny and that were allowed.
+    /// Hits that the evaluated rules deny and the baseline allowed.
     pub newly_denied: u64,
-    /// Hits that the candidate rules would allow and that were denied.
+    /// Hits that the evaluated rules allow and the baseline denied.
     pub newly_allowed: u64,
 }
 
 impl Outcomes {
-    pub(super) fn new(hits: u64, would_deny: bool, is_denied: bool) -> Self {
+    /// Returns the outcome of hits that the evaluated rules deny or allow, and that the baseline denied or allowed.
+    #[must_use]
+    pub fn new(hits: u64, would_deny: bool, is_denied: bool) -> Self {
         Self {
             requested: hits,
             denied: if would_deny { hits } else { 0 },
@@ -25,7 +27,8 @@ impl Outcomes {
         }
     }
 
-    pub(super) fn add(&mut self, other: Self) {
+    /// Adds other outcomes.
+    pub fn add(&mut self, other: Self) {
         self.requested += other.requested;
         self.denied += other.denied;
         self.newly_denied += other.newly_denied;

@@ -18,42 +18,13 @@ use std::{
 
 use foldhash::fast::RandomState;
 use sluicegate_engine::{
-    Engine, Micros, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status, Verdict,
+    Engine, Micros, Outcomes, Overrides, Request, Snapshot, Statistics, StatisticsSettings, Status, Verdict,
 };
 use sluicegate_rules::{Entry, RuleSet};
 use sluicegate_store::{Memory, memory};
 use smallvec::SmallVec;
 
 use crate::traffic::RecordedRequest;
-
-/// Numbers of hits by their decision under the rules and under the baseline.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hits {
-    /// All hits.
-    pub requested: u64,
-    /// Hits that the rules deny.
-    pub denied: u64,
-    /// Hits that the rules deny and the baseline allowed.
-    pub newly_denied: u64,
-    /// Hits that the rules allow and the baseline denied.
-    pub newly_allowed: u64,
-}
-
-impl Hits {
-    /// Adds hits that the rules deny or allow, and that the baseline denied or allowed.
-    fn add(&mut self, hits: u64, is_denied: bool, was_denied: bool) {
-        self.requested += hits;
-        if is_denied {
-            self.denied += hits;
-        }
-        if is_denied && !was_denied {
-            self.newly_denied += hits;
-        }
-        if !is_denied && was_denied {
-            self.newly_allowed += hits;
-        }
-    }
-}
 
 /// Hashes of entities, random for each process, so that callers cannot choose values with the same hash.
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::default);
@@ -64,14 +35,14 @@ pub struct Entity {
     /// The entries of the entity, such as `user=bob|path=/x`.
     pub name: Box<str>,
     /// The hits of the entity.
-    pub hits: Hits,
+    pub hits: Outcomes,
 }
 
 /// The hits of one rule.
 #[derive(Default)]
 pub struct RuleHits {
     /// All hits.
-    pub hits: Hits,
+    pub hits: Outcomes,
     /// Number of descriptors decided.
     pub descriptors: u64,
     /// The entities by the hash of domain and entries.
@@ -260,8 +231,9 @@ impl Replay {
             if entity.name.is_empty() {
                 entity.name = name(&descriptor.entries);
             }
-            entity.hits.add(hits, is_denied, was_denied);
-            rule_hits.hits.add(hits, is_denied, was_denied);
+            let outcome = Outcomes::new(hits, is_denied, was_denied);
+            entity.hits.add(outcome);
+            rule_hits.hits.add(outcome);
             rule_hits.series.add(*at, hits, is_denied);
         }
     }
@@ -350,7 +322,7 @@ mod tests {
         assert_eq!((replay.requests, replay.denied, replay.unknown, replay.skipped), (8, [3, 2], 1, 2));
         assert_eq!(replay.series.sums, [[5, 3]]);
         let [users, others] = replay.by_rule.as_slice() else { panic!("{} rules", replay.by_rule.len()) };
-        assert_eq!(users.hits, Hits { requested: 12, denied: 9, newly_denied: 7, newly_allowed: 1 });
+        assert_eq!(users.hits, Outcomes { requested: 12, denied: 9, newly_denied: 7, newly_allowed: 1 });
         assert_eq!((users.descriptors, users.entities.len(), users.entities_denied()), (5, 3, 2));
         let most_denied = |max| {
             let entities = users.most_denied(max).into_iter();
@@ -358,6 +330,6 @@ mod tests {
         };
         assert_eq!(most_denied(10), [("user=dave", 5, 5), ("user=bob", 6, 4)]);
         assert_eq!(most_denied(1), [("user=dave", 5, 5)]);
-        assert_eq!((others.descriptors, others.hits), (1, Hits { requested: 5, ..Hits::default() }));
+        assert_eq!((others.descriptors, others.hits), (1, Outcomes { requested: 5, ..Outcomes::default() }));
     }
 }

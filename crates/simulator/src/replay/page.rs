@@ -5,9 +5,9 @@ use plotters::{
     style::text_anchor::{HPos, Pos, VPos},
 };
 
-use sluicegate_engine::Snapshot;
+use sluicegate_engine::{Outcomes, Snapshot};
 
-use super::{Hits, Replay, RuleHits, series::Series};
+use super::{Replay, RuleHits, series::Series};
 
 const STYLE: &str = "body{font:15px/1.5 system-ui,sans-serif;max-width:72rem;margin:2rem auto;padding:0 1rem;color:#222}\
 h1,h2{font-weight:600}table{border-collapse:collapse;margin:1rem 0}th,td{padding:.3rem .8rem;text-align:right;\
@@ -41,7 +41,7 @@ pub fn page(replay: &Replay, title: &str) -> String {
         std::cmp::Reverse((rule_hits.hits.newly_denied + rule_hits.hits.newly_allowed, rule_hits.hits.denied))
     });
     for (id, rule_hits) in &rules {
-        let Hits { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
+        let Outcomes { requested, denied, newly_denied, newly_allowed } = rule_hits.hits;
         html += &format!(
             "<tr><td>{}<td>{requested}<td>{denied}<td>{newly_denied}<td>{newly_allowed}<td>{}<td>{}",
             escaped(&rule_name(&snapshot, *id)),
@@ -60,7 +60,7 @@ pub fn page(replay: &Replay, title: &str) -> String {
         html += &entity_chart(&entities.iter().map(|entity| (&*entity.name, entity.hits)).collect::<Vec<_>>());
         html += "<table><tr><th>entity<th>hits<th>denied<th>newly denied";
         for entity in entities {
-            let Hits { requested, denied, newly_denied, .. } = entity.hits;
+            let Outcomes { requested, denied, newly_denied, .. } = entity.hits;
             html += &format!("<tr><td>{}<td>{requested}<td>{denied}<td>{newly_denied}", escaped(&entity.name));
         }
         html += "</table>";
@@ -141,13 +141,13 @@ fn legend_square((x, y): (i32, i32), color: RGBColor) -> Rectangle<(i32, i32)> {
 }
 
 /// Draws a bar per entity with its allowed and denied hits.
-fn entity_chart(entities: &[(&str, Hits)]) -> String {
+fn entity_chart(entities: &[(&str, Outcomes)]) -> String {
     let mut svg = String::new();
     let _ = draw_entity_chart(entities, &mut svg);
     svg
 }
 
-fn draw_entity_chart(entities: &[(&str, Hits)], svg: &mut String) -> DrawResult {
+fn draw_entity_chart(entities: &[(&str, Outcomes)], svg: &mut String) -> DrawResult {
     let top = entities.iter().map(|(_, hits)| hits.requested).max().unwrap_or(1).max(1) as f64;
     let rows = entities.len();
     let root = SVGBackend::with_string(svg, (900, 60 + 24 * rows as u32)).into_drawing_area();
@@ -250,7 +250,7 @@ mod tests {
     /// The plot is 640 pixels wide, from x = 250, and has a row of 26 pixels for each entity.
     #[test]
     fn bars_have_the_length_of_the_hits() {
-        let hits = |requested, denied| Hits { requested, denied, ..Hits::default() };
+        let hits = |requested, denied| Outcomes { requested, denied, ..Outcomes::default() };
         let chart = entity_chart(&[("user=bob", hits(100, 25)), ("user=eve", hits(50, 50))]);
         assert!(chart.starts_with("<svg width=\"900\" height=\"108\""), "{chart}");
         assert_eq!(rectangles(&chart, BLUE), [[250, 14, 469, 18], [250, 40, 0, 18]]);
@@ -271,7 +271,7 @@ mod tests {
             let id = replay.rules().rule_set().rules().iter().position(|rule| rule.labels.join(".") == label).unwrap();
             let rule_hits = &mut replay.by_rule[id];
             rule_hits.descriptors = 1;
-            rule_hits.hits = Hits { requested: 9, denied: 4, newly_denied, newly_allowed };
+            rule_hits.hits = Outcomes { requested: 9, denied: 4, newly_denied, newly_allowed };
             if key == "c" {
                 let name = "user=<bob>".into();
                 rule_hits.entities.insert(1, Entity { name, hits: rule_hits.hits });
