@@ -105,19 +105,6 @@ proptest! {
         }
         prop_assert!(passed.values().all(|hits| *hits <= limit));
     }
-
-    #[test]
-    fn a_peek_changes_nothing_and_predicts_the_take(
-        limit in 0_u64..20, taken in 0_u64..20, cost in 0_u64..20, second in 0_u64..120,
-    ) {
-        let limiter = minute(limit);
-        let mut state = State::default();
-        apply(limiter, &mut state, operation(Action::Take, taken, 0));
-        let before = state.clone();
-        let peek = apply(limiter, &mut state, operation(Action::Peek, cost, second));
-        prop_assert_eq!(&state, &before);
-        prop_assert_eq!(peek.allowed, apply(limiter, &mut state, operation(Action::Take, cost, second)).allowed);
-    }
 }
 
 #[test]
