@@ -224,7 +224,7 @@ async fn metrics_have_the_names_of_its_mapping_file() {
         assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
     }
     assert!(text.contains(in_seconds), "{text}");
-    assert!(server.log().contains("mapping file not found"), "{}", server.log());
+    assert!(server.log().contains("mapping_file not found"), "{}", server.log());
     fs::write(&mapping, "mappings: [{match: a, nam: x}]").unwrap();
     let failed = command()
         .args(["--grpc-addr=127.0.0.1:0", "--http-addr=127.0.0.1:0"])

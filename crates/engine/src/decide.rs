@@ -403,19 +403,20 @@ impl<S> Engine<S> {
             Some(rule) if self.settings.policies => Some(Arc::clone(rule.policy())),
             _ => None,
         };
-        let limit = CurrentLimit::new(applied.base_limit(), name, policy);
+        let mut limit = CurrentLimit::new(applied.base_limit(), name, policy);
         // Elastic capacity above the limit may disappear at any time, so callers must not rely on it.
         let (elastic_quota, _) = applied.limit.policy();
         let extra = elastic_quota.saturating_sub(limit.quota);
-        Status {
+        if let Some(requests) = decision.limit {
+            limit.requests = requests;
+            limit.quota = requests.into();
+        }
+        let mut status = Status {
             code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
             shed: applied.sheds(&decision),
             elastic: extra > 0 && decision.allowed && decision.used > limit.quota,
             remaining: u32::try_from(decision.remaining.saturating_sub(extra)).unwrap_or(u32::MAX),
-            limit: Some(match decision.limit {
-                Some(requests) => CurrentLimit { requests, quota: requests.into(), ..limit },
-                None => limit,
-            }),
+            limit: Some(limit),
             reset: Some(decision.reset),
             next: decision.next,
             retry_after: decision.retry_after,
@@ -428,7 +429,11 @@ impl<S> Engine<S> {
             denial_counts: applied.limit.denial_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
+        };
+        if applied.rule.is_some_and(|rule| rule.is_hidden) {
+            status.hide();
         }
+        status
     }
 }
 

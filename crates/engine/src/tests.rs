@@ -211,6 +211,25 @@ fn the_global_shadow_mode_denies_nothing_to_callers_with_quotas() {
 }
 
 #[test]
+fn a_limit_that_is_not_visible_decides_without_numbers() {
+    let text = "domain: api\ndescriptors:\n- {key: open, rate_limit: {unit: hour, requests_per_unit: 9}}\n\
+                - {key: guard, rate_limit: {unit: hour, requests_per_unit: 2, visible: false}}\n";
+    let engine = engine(text);
+    let request = [one("open", 1), one("guard", 1)];
+    let verdict = decide(&engine, &request);
+    assert_eq!(
+        (statuses(&verdict)[1], &verdict.statuses[1].limit, verdict.statuses[1].reset),
+        ((true, 0), &None, None)
+    );
+    assert_eq!(verdict.binding().map(|binding| (binding.limit, binding.remaining)), Some((9, 8)));
+    decide(&engine, &request);
+    let denied = decide(&engine, &request);
+    assert!(denied.is_denied() && denied.retry_after().is_some() && denied.statuses[1].limit.is_none());
+    assert_eq!(denied.binding().map(|binding| (binding.limit, binding.remaining)), Some((9, 6)));
+    assert_eq!(decide(&engine, &[one("guard", 3)]).max_cost(), None);
+}
+
+#[test]
 fn quota_mode_applies_to_a_rule_or_to_all_descriptors() {
     let quota = |engine: &MemoryEngine| {
         let verdict = decide(engine, &[one("quota", 1), one("wide", 1), one("unknown", 1)]);

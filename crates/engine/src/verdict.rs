@@ -150,6 +150,18 @@ impl Status {
         Self { never_fits: never_fits(self.retry_after, quota, cost), ..self }
     }
 
+    /// Removes the numbers of the limit. A denial still says when to try again.
+    pub(super) fn hide(&mut self) {
+        self.limit = None;
+        self.remaining = 0;
+        self.next = Micros::ZERO;
+        self.soft = false;
+        self.elastic = false;
+        if !self.is_over() {
+            self.reset = None;
+        }
+    }
+
     /// Returns the reset time for callers, in whole seconds rounded up.
     ///
     /// For a denied descriptor, this is the time until the request would be allowed, at least 1. Otherwise it is the

@@ -364,6 +364,7 @@ impl LimitedDescriptor<'_> {
             needs_context: !rate_limit.modifiers.is_empty(),
             classes: rate_limit.classes.clone().into(),
             sheds: rate_limit.sheds,
+            is_hidden: rate_limit.is_hidden,
             elastic: rate_limit.elastic.clone().map(Box::new),
             plan: None,
             divided_limit: compiler

@@ -159,6 +159,7 @@ impl fmt::Display for Rule {
         }
         for (set, note) in [
             (self.sheds, "denials are reported as overload"),
+            (self.is_hidden, "visible: false: responses do not mention the limit"),
             (self.shadow_mode, "shadow_mode: never enforced"),
             (self.quota_mode, "quota_mode: denies only if every quota rule of the request is over its limit"),
         ] {

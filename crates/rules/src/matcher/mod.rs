@@ -65,6 +65,8 @@ pub struct Rule {
     pub classes: Box<[Box<str>]>,
     /// Whether denials are reported as overload that the caller did not cause.
     pub sheds: bool,
+    /// Whether responses do not mention the limit (`visible: false`).
+    pub is_hidden: bool,
     /// Higher limits that apply while a resource has spare capacity.
     pub elastic: Option<Box<Elastic>>,
     /// Plan that the limit belongs to, and the rules of the other plans.

@@ -69,6 +69,7 @@ fn every_example_is_valid() {
 /// Values of every type.
 const VALUES: &[&str] = &[
     "a",
+    "first_request",
     "{a: {b: {unit: day, requests_per_unit: 1}}}",
     "x",
     "''",

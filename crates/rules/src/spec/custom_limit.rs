@@ -33,7 +33,7 @@ impl CustomLimit {
 
 /// Keywords that depend on other rules or on the rule's descriptor, so that a custom limit cannot have them.
 const RULE_FILE_KEYWORDS: &[&str] =
-    &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "elastic", "by_plan"];
+    &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "visible", "elastic", "by_plan"];
 
 /// Reads a custom limit. Returns `None` if it is invalid.
 fn read_custom_limit(text: &str, options: Options, diagnostics: &mut Diagnostics<'_>) -> Option<CustomLimit> {

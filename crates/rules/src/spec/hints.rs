@@ -47,7 +47,6 @@ const FOREIGN_WORDS: &[ForeignWords] = &[
             "hours",
             "days",
             "timewindow",
-            "window",
             "windowsize",
             "period",
             "interval",

@@ -304,6 +304,11 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             ValueSchema::Boolean,
             "If true, denials are reported as overload: HTTP status 503 instead of 429.",
         ),
+        keyword(
+            "visible",
+            ValueSchema::Boolean,
+            "If false, responses do not mention the limit: not in headers, current_limit or metadata. True by default.",
+        ),
         keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
         keyword(
             "by_plan",

@@ -29,6 +29,7 @@ pub(crate) struct RateLimit {
     /// Names of the classes that share the limit, in the order of its class table.
     pub(crate) classes: Vec<Box<str>>,
     pub(crate) sheds: bool,
+    pub(crate) is_hidden: bool,
     pub(crate) elastic: Option<Elastic>,
     /// Name of the limit in the request's plan that applies in place of this one.
     pub(crate) by_plan: Option<(String, Location)>,
@@ -175,6 +176,7 @@ impl Reader<'_, '_> {
                     rate_limit.on_error = self.choice(key, value, &choices);
                 }
                 "shed" => rate_limit.sheds = self.boolean(key, value),
+                "visible" => rate_limit.is_hidden = !self.boolean(key, value),
                 "elastic" => keywords.elastic = self.elastic(value).map(|elastic| (elastic, *location)),
                 "by_plan" => rate_limit.by_plan = self.text(key, value).map(|name| (name, *location)),
                 keyword => keywords.algorithm.read(self, keyword, *location, value),
