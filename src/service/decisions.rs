@@ -93,7 +93,7 @@ impl Metrics {
         Registrar { meter, source: self }.counter(
             "sluicegate_denied_requests_total",
             "Requests that were denied as a whole",
-            |this| this.denied(),
+            Self::denied,
         );
         let this = Arc::clone(self);
         meter.register(Instrument::counter(
