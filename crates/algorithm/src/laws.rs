@@ -227,7 +227,8 @@ proptest! {
         limit in test_limits(), before in history(), cost in 1_u64..5, meanwhile in history(), later in 0..70_000_000_u64,
     ) {
         // Takes are rolled back with `charge: all`, which supports counting denied hits only for fixed windows.
-        let count_denied = Some(limit.kind == Algorithm::DEFAULT);
+        let is_first_request = limit.kind.name == first_request::FirstRequestWindow::NAME;
+        let count_denied = Some(limit.kind == Algorithm::DEFAULT || is_first_request);
         let Ok(algorithm) = (limit.kind.build)(&LimitSpec { count_denied, ..limit.spec }) else {
             return Ok(());
         };
@@ -240,8 +241,10 @@ proptest! {
         // Refunds without a take are excluded: they stop at an empty counter, which differs by the rolled back hits.
         for (action, cost, ahead) in meanwhile.into_iter().filter(|(action, ..)| *action != Action::Refund).take(4) {
             // The rolled back take has warmed up the bucket meanwhile, and a warm-up reverts that only within the time
-            // of one hit.
-            now += if algorithm.name().contains("warm_up") { ahead.min(1_000) } else { ahead / 8 };
+            // of one hit. A window from the first request reverts it until that window ends.
+            let max = if algorithm.name().contains("warm_up") { 1_000 } else { limit.spec.window.get() / 5 };
+            let is_short = algorithm.name().contains("warm_up") || is_first_request;
+            now += if is_short { ahead.min(max) } else { ahead / 8 };
             let operation = Operation { action, cost, now: Micros::new(now) };
             if algorithm.step(&mut state, operation) {
                 algorithm.step(&mut without, operation);

@@ -95,7 +95,7 @@ pub enum Action {
     /// Afterwards the counter is as if the take had not happened, or has slightly less remaining, never more. If the
     /// window of the take has ended, nothing is returned; a bucket regains only the part that has not drained since.
     /// The action is meant for immediately after the take: a warm-up keeps this promise only for the duration of one
-    /// hit, and is slightly warmer after that.
+    /// hit, and is slightly warmer after that. A window from the first request keeps it until the window of the take ends.
     RollBack(Micros),
 }
 
