@@ -41,7 +41,8 @@ async fn json_decides_like_grpc() {
 /// Every header has the name that the settings give it, in the message and in the response to `/json` itself.
 #[tokio::test]
 async fn headers_have_the_names_of_the_settings() {
-    let text = "domain: d\ndescriptors:\n- {key: user, rate_limit: {unit: year, requests_per_unit: 2, soft: 50%}}\n";
+    let text = "domain: d\ndescriptors:\n- {key: user, rate_limit: {unit: year, requests_per_unit: 2, soft: 50%}}\n\
+                - {key: guard, rate_limit: {unit: year, requests_per_unit: 1, visible: false}}\n";
     let folder = rules(&[("d.yaml", text)]);
     let names = ["limit", "remaining", "reset", "soft", "retry_after", "max_cost", "policy", "tightest_limit"];
     let mut server = Server::builder().rules(folder.path()).set("response.headers", "true");
@@ -50,8 +51,8 @@ async fn headers_have_the_names_of_the_settings() {
         server = server.set(&format!("response.{name}_header"), &format!("X-{name}"));
     }
     let server = server.start();
-    let check = |hits: u32| {
-        let entries = json!([{"key": "user", "value": "x"}]);
+    let check = |key: &str, hits: u32| {
+        let entries = json!([{"key": key, "value": "x"}]);
         let body = json!({"domain": "d", "descriptors": [{"entries": entries}], "hits_addend": hits}).to_string();
         let mut response = agent().post(server.url("/json")).send(body.as_bytes()).unwrap();
         let mut own = BTreeSet::new();
@@ -62,7 +63,7 @@ async fn headers_have_the_names_of_the_settings() {
         }
         let answer: Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
         let mut sent = BTreeSet::new();
-        for header in answer["responseHeadersToAdd"].as_array().unwrap() {
+        for header in answer["responseHeadersToAdd"].as_array().into_iter().flatten() {
             sent.insert(header["key"].as_str().unwrap().to_owned());
         }
         assert_eq!(own, sent, "{answer}");
@@ -70,10 +71,13 @@ async fn headers_have_the_names_of_the_settings() {
     };
     let set = |names: &[&str]| -> BTreeSet<String> { names.iter().map(|name| format!("X-{name}")).collect() };
     let always = ["limit", "remaining", "reset", "policy", "tightest_limit"];
-    assert_eq!(check(2), (200, set(&always)));
-    assert_eq!(check(1), (200, set(&[&always[..], &["soft"]].concat())));
-    assert_eq!(check(1), (429, set(&[&always[..], &["retry_after"]].concat())));
-    assert_eq!(check(4), (429, set(&[&always[..], &["max_cost"]].concat())));
+    assert_eq!(check("user", 2), (200, set(&always)));
+    assert_eq!(check("user", 1), (200, set(&[&always[..], &["soft"]].concat())));
+    assert_eq!(check("user", 1), (429, set(&[&always[..], &["retry_after"]].concat())));
+    assert_eq!(check("user", 4), (429, set(&[&always[..], &["max_cost"]].concat())));
+    // Nothing is said about a limit that is not visible, except when to try again.
+    assert_eq!(check("guard", 1), (200, set(&[])));
+    assert_eq!(check("guard", 1), (429, set(&["retry_after"])));
 }
 
 #[tokio::test]

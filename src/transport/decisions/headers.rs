@@ -18,15 +18,15 @@ pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSetting
     });
 }
 
-/// Calls `add` with the name and the value of each header, if headers are enabled and a limit applied.
+/// Calls `add` with the name and the value of each header, if headers are enabled and there are any: those of a limit
+/// if a visible one applied, and the wait of a denied request.
 pub(in crate::transport) fn each(verdict: &Verdict, settings: &ResponseSettings, mut add: impl FnMut(&str, &str)) {
     if !settings.headers {
         return;
     }
-    let Some(binding) = verdict.binding() else {
-        return;
-    };
-    if settings.header_style != HeaderStyle::IetfDraft11 {
+    if let Some(binding) = verdict.binding()
+        && settings.header_style != HeaderStyle::IetfDraft11
+    {
         add(&settings.limit_header, &binding.limit.to_string());
         add(&settings.remaining_header, &binding.remaining.to_string());
         add(&settings.reset_header, &binding.reset_seconds.to_string());
