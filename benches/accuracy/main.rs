@@ -9,12 +9,14 @@ mod consistency;
 mod legend;
 mod plot;
 mod reference;
+mod resets;
 mod traces;
 
 use std::{collections::BTreeMap, fs, path::Path};
 
 use sluicegate::algorithm::{
     Action, Algorithm, MaxHits, Micros, Operation, State,
+    first_request::FirstRequestWindow,
     fixed_window::FixedWindow,
     gcra::Gcra,
     leaky_bucket::LeakyBucket,
@@ -60,6 +62,7 @@ fn main() {
     for (name, make) in algorithms() {
         println!("| {name} | {} |", worst_case(&make(false)));
     }
+    fs::write(folder.join("resets.svg"), resets::print().unwrap()).unwrap();
     consistency::print();
     drift();
 }
@@ -75,6 +78,9 @@ fn algorithms() -> Vec<(&'static str, Make)> {
     }
     vec![
         ("fixed_window", |denied| FixedWindow::new(max_hits(), WINDOW, denied).unwrap().into()),
+        ("fixed_window, window: first_request", |denied| {
+            FirstRequestWindow::new(max_hits(), WINDOW, denied).unwrap().into()
+        }),
         ("sliding_window", |denied| sliding(1, WindowEdge::Weighted, denied)),
         ("sliding_window, buckets: 6", |denied| sliding(6, WindowEdge::Weighted, denied)),
         ("sliding_window, buckets: 60", |denied| sliding(60, WindowEdge::Weighted, denied)),

@@ -54,6 +54,7 @@ impl Rules {
             charge_all: settings.rules.charge_all,
             instances: settings.cluster.divisor(),
             peers: settings.cluster.has_peers() && settings.store == "memory",
+            notes: false,
         };
         let resources = Arc::new(Resources::default());
         let clock = telemetry.clock.clone();

@@ -55,7 +55,7 @@ enum Format {
     Sarif,
 }
 
-/// Prints the errors and warnings of rule files. The exit code is 1 if there is an error.
+/// Prints the errors, warnings and notes of rule files. The exit code is 1 if there is an error.
 pub(super) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
     let mut contents = if args.dir.is_file() {
         Contents::of_file(&args.dir)
@@ -69,7 +69,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let files = contents.files.len();
-    let options = Options { merge_domains: args.merge_domains, ..Options::default() };
+    let options = Options { merge_domains: args.merge_domains, notes: true, ..Options::default() };
     let compiled = contents.compile(options);
     let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let diagnostics = match &compiled {

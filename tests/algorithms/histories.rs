@@ -11,12 +11,14 @@ use proptest::{
 };
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, AlgorithmKind, Classes, CounterProgram, LimitSpec, MAX_NUMBER, Micros, Operation, Program,
-        RequestContext, Sample, State, assignments::Assignments, first_request::FirstRequestWindow,
-        fixed_window::FixedWindow, reports::UtilizationReports, sliding_window::WindowEdge,
+        Action, Algorithm, AlgorithmKind, Classes, CounterProgram, LimitSpec, Limiter as _, MAX_NUMBER, Micros,
+        Operation, Program, RequestContext, Sample, State, assignments::Assignments, first_request::FirstRequestWindow,
+        fixed_window::FixedWindow, reports::UtilizationReports, scheduled_window::ScheduledWindow,
+        sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
 };
+use sluicegate_calendar::Period;
 use sluicegate_overload::adaptive::Method;
 use tokio::task::JoinSet;
 
@@ -85,7 +87,8 @@ fn step() -> impl Strategy<Value = Step> {
     let context = (select(vec![0_u64, 1, 256, 65_536]), 0_u8..4).prop_map(|(holder, class)| RequestContext {
         holder,
         class,
-        sample: None,
+        entity: holder * 100,
+        ..RequestContext::default()
     });
     let hits = prop::collection::vec((action, cost, context), 1..3);
     (elapsed(), prop::bool::weighted(0.2), hits).prop_map(|(elapsed, changed, hits)| Step { elapsed, changed, hits })
@@ -148,6 +151,8 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
                 soft: soft.filter(|_| !kind.name.contains("warm_up")),
                 method: if_chosen("method", true).then(|| Method::ALL[second as usize % 3]),
                 floor: if_chosen("floor", first > 2).then_some(first % 3),
+                phase: (kind.name == ScheduledWindow::NAME && first < 5).then_some(Micros::ZERO),
+                period: (kind.name == ScheduledWindow::NAME && first > 4).then_some(Period::Hour),
                 timeout: if_chosen("timeout", first > 4).then_some(Micros::new(1_500_000)),
                 ..LimitSpec::default()
             };
@@ -224,7 +229,8 @@ async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(
 /// cache, and the missing hits become visible because histories refund hits that were never taken.
 fn counts_denials(history: &History) -> bool {
     let counts = |limit: &Program| limit.denial_counts(&State::default(), Micros::new(history.start));
-    let is_window = |limit: &Program| [FixedWindow::TAG, FirstRequestWindow::TAG].contains(&limit.tag());
+    let tags = [FixedWindow::TAG, FirstRequestWindow::TAG, ScheduledWindow::TAG];
+    let is_window = |limit: &Program| tags.contains(&limit.tag());
     history.limits.iter().any(|limit| is_window(limit) && counts(limit))
 }
 
@@ -268,7 +274,9 @@ fn batches(kind: AlgorithmKind) -> impl Strategy<Value = History> {
                 let holders = 1..=size as u64;
                 let sample = move |holder| Some(Sample { latency: Micros::new(latency + holder), dropped });
                 holders
-                    .map(move |holder| (action, 1, RequestContext { holder, class: 0, sample: sample(holder) }))
+                    .map(move |holder| {
+                        (action, 1, RequestContext { holder, sample: sample(holder), ..RequestContext::default() })
+                    })
                     .collect()
             };
             let changed = number % 7 == 6;
@@ -351,11 +359,8 @@ async fn memory_and_redis_reduce_leases_that_are_larger_than_a_bucket() {
             let bytes = broken_leases(START, sizes, fractions);
             for (program, later) in [(direct, 0), (leasing, 0), (direct, 700_000)] {
                 let store = AnyStore::Redis(redis.clone());
-                let step = |action| Step {
-                    elapsed: 0,
-                    changed: false,
-                    hits: vec![(action, 1, RequestContext { holder: 0, class: 0, sample: None })],
-                };
+                let step =
+                    |action| Step { elapsed: 0, changed: false, hits: vec![(action, 1, RequestContext::default())] };
                 decide(&store, "broken", &direct, &step(Action::Take), START).await;
                 let key = server.cli(&["keys", "*"]);
                 assert_eq!(server.cli(&["eval", write, "1", &key, &hex(&bytes)]), "OK");

@@ -17,6 +17,8 @@ const START: u64 = 1_763_672_400_000_000;
 const LIMITS: &[&str] = &[
     r#"{"unit": "minute", "requests_per_unit": 10}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "window": "first_request"}"#,
+    r#"{"unit": "hour", "requests_per_unit": 10, "window": "calendar", "zone": "Asia/Kolkata"}"#,
+    r#"{"unit": "minute", "requests_per_unit": 10, "phase": "entity"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_window"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_window", "buckets": 6}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_log"}"#,
@@ -43,7 +45,8 @@ fn describe(program: &Program, text: &mut String) {
     let mut state = State::default();
     for (number, (second, action, cost)) in OPERATIONS.into_iter().enumerate() {
         let sample = Some(Sample { latency: Micros::new(20_000), dropped: false });
-        let context = RequestContext { holder: 1 + number as u64, class: 0, sample };
+        let context =
+            RequestContext { holder: 1 + number as u64, sample, entity: 5_000_000, ..RequestContext::default() };
         let now = Micros::new(START + 1_000_000 * second);
         with_context(program, context).step(&mut state, Operation { action, cost, now });
         let bytes: String = state.as_bytes().iter().map(|byte| format!("{byte:02x}")).collect();

@@ -11,6 +11,7 @@ use sluicegate::{
         gcra::Gcra,
         leaky_bucket::LeakyBucket,
         reports::UtilizationReports,
+        scheduled_window::{Schedule, ScheduledWindow},
         sliding_log::SlidingLog,
         sliding_window::{SlidingWindow, WindowEdge},
         token_bucket::TokenBucket,
@@ -19,6 +20,7 @@ use sluicegate::{
     metrics::WorkerId,
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, TimeSource, local, memory, redis},
 };
+use sluicegate_calendar::{Anchor, Calendar, Period};
 
 use crate::support::{DEADLINE, RedisServer, Server, request_for, rules, unwrap_decisions};
 
@@ -103,9 +105,12 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
     let server = RedisServer::start();
     let redis = connect(&server.url(), Duration::from_millis(1)).await;
     let (window, max_hits) = (Micros::from_secs(86_400), MaxHits::hard(10));
-    let algorithms: [Algorithm; 9] = [
+    let month = Calendar::new(Period::Months(1), Anchor::default()).unwrap();
+    let algorithms: [Algorithm; 11] = [
         FixedWindow::new(max_hits, window, true).unwrap().into(),
         FirstRequestWindow::new(max_hits, window, false).unwrap().into(),
+        ScheduledWindow::new(max_hits, Schedule::Calendar(month), false).into(),
+        ScheduledWindow::new(max_hits, Schedule::Phase { window, phase: Micros::from_secs(7) }, false).into(),
         FixedWindow::new(max_hits, window, false).unwrap().into(),
         SlidingWindow::new(max_hits, window, 1, WindowEdge::Weighted, false).unwrap().into(),
         SlidingWindow::new(max_hits, window, 6, WindowEdge::Strict, false).unwrap().into(),

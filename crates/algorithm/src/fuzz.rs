@@ -2,6 +2,7 @@
 #![allow(clippy::missing_panics_doc, reason = "every target panics if a promise is broken")]
 
 use arbitrary::{Result, Unstructured};
+use sluicegate_calendar::{Anchor, Period};
 
 use super::{
     Action, Algorithm, CLOCK_SLACK, LimitSpec, MAX_NUMBER, MAX_PERIOD, Micros, Operation, RequestContext, Sample,
@@ -85,6 +86,12 @@ fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
         count_denied: input.arbitrary()?,
         min_interval: if input.arbitrary()? { Some(Micros::new(u64::from(input.arbitrary::<u32>()?))) } else { None },
         soft,
+        phase: if input.ratio(1, 8)? { Some(Micros::new(input.arbitrary()?)) } else { None },
+        period: if input.ratio(1, 8)? {
+            Some(*input.choose(&[Period::Hour, Period::Week, Period::Months(12)])?)
+        } else {
+            None
+        },
         floor,
         initial,
         ..LimitSpec::default()
@@ -98,7 +105,13 @@ fn number(keyword: &str, max: u32, keywords: &[&str], input: &mut Unstructured<'
 
 fn context(input: &mut Unstructured<'_>) -> Result<RequestContext> {
     let sample = Sample { latency: Micros::new(input.arbitrary()?), dropped: input.arbitrary()? };
-    Ok(RequestContext { holder: input.int_in_range(0..=3)?, class: input.int_in_range(0..=3)?, sample: Some(sample) })
+    Ok(RequestContext {
+        holder: input.int_in_range(0..=3)?,
+        class: input.int_in_range(0..=3)?,
+        entity: input.arbitrary()?,
+        anchor: Anchor { day: Some(input.int_in_range(1..=31)?), ..Anchor::default() },
+        sample: Some(sample),
+    })
 }
 
 fn action(input: &mut Unstructured<'_>) -> Result<Action> {

@@ -2,7 +2,9 @@
 
 use proptest::{prelude::*, sample::select};
 
-use super::{adaptive::Adaptive, sliding_window::WindowEdge, *};
+use sluicegate_calendar::Period;
+
+use super::{adaptive::Adaptive, scheduled_window::ScheduledWindow, sliding_window::WindowEdge, *};
 
 const START: u64 = 1_763_672_400_000_000;
 
@@ -35,6 +37,9 @@ fn test_limits() -> impl Strategy<Value = TestLimit> {
                 count_denied: Some(count_denied),
                 min_interval: None,
                 soft: percent,
+                phase: (kind.name == ScheduledWindow::NAME && other < 5)
+                    .then(|| Micros::new(u64::from(other) * 777_777)),
+                period: (kind.name == ScheduledWindow::NAME && other >= 5).then_some(Period::Hour),
                 classes: (accepts("shares") && other > 3).then(|| classes(requests)).flatten(),
                 ..LimitSpec::default()
             };
@@ -359,7 +364,12 @@ proptest! {
 /// Builds a limit of 100 hits a minute with each algorithm that supports the other parameters.
 fn limits_of_100(spec: LimitSpec) -> Vec<Algorithm> {
     let spec = LimitSpec { requests: 100, window: Micros::from_secs(60), ..spec };
-    Algorithm::KINDS.iter().filter_map(|kind| (kind.build)(&spec).ok()).collect()
+    let mut limits = Vec::new();
+    for kind in Algorithm::KINDS {
+        let phase = (kind.name == ScheduledWindow::NAME).then_some(Micros::from_secs(7));
+        limits.extend((kind.build)(&LimitSpec { phase, ..spec }));
+    }
+    limits
 }
 
 /// Parameters with one class, without which there are no shares.
@@ -367,9 +377,10 @@ fn one_class() -> LimitSpec {
     LimitSpec { classes: Classes::new(&[(0, 100)], 100).ok(), ..LimitSpec::default() }
 }
 
-const COUNTS_DENIED: [&str; 7] = [
+const COUNTS_DENIED: [&str; 8] = [
     "fixed_window",
     first_request::FirstRequestWindow::NAME,
+    ScheduledWindow::NAME,
     "sliding_window",
     "sliding_log",
     "token_bucket",
@@ -383,7 +394,7 @@ fn denied_hits_count_if_the_rule_says_so() {
         let limits = limits_of_100(LimitSpec { count_denied, warm_up, ..LimitSpec::default() });
         limits.iter().filter(|limit| limit.counts_denied()).map(Algorithm::name).collect()
     };
-    assert_eq!(counting(None, None), COUNTS_DENIED[..2]);
+    assert_eq!(counting(None, None), COUNTS_DENIED[..3]);
     assert_eq!(counting(Some(true), None), COUNTS_DENIED);
     for warm_up in [None, Some(Micros::from_secs(60))] {
         assert_eq!(counting(Some(false), warm_up), [""; 0]);
@@ -404,7 +415,7 @@ fn a_denial_may_be_cached_if_it_does_not_count_and_ends_at_a_known_time() {
     };
     assert_eq!(not_cached(false, 100), ["concurrency", "shares", "adaptive"]);
     assert_eq!(not_cached(true, 100), COUNTS_DENIED);
-    assert_eq!(not_cached(true, 101), COUNTS_DENIED[2..], "above the limit, the count of a fixed window has no effect");
+    assert_eq!(not_cached(true, 101), COUNTS_DENIED[3..], "above the limit, the count of a fixed window has no effect");
     let reports = reports::UtilizationReports::new(Micros::from_secs(60));
     assert!(reports.denial_counts(&State::default(), Micros::new(START)));
 }

@@ -40,12 +40,15 @@ mod program;
 mod proportion;
 mod rate;
 pub mod reports;
+pub mod scheduled_window;
 pub mod shares;
 pub mod sliding_log;
 pub mod sliding_window;
 mod state;
 pub mod token_bucket;
 pub mod warm_up;
+
+use sluicegate_calendar::Anchor;
 
 pub use classes::{Classes, InvalidClasses};
 pub use consistency::Consistency;
@@ -134,6 +137,10 @@ impl Operation {
 pub struct RequestContext {
     /// Holder of the slots that are taken or released; 0 for slots without a holder.
     pub holder: u64,
+    /// Number of the entity, the same on all instances, for limits whose windows differ from entity to entity.
+    pub entity: u64,
+    /// When the calendar windows of this entity begin, where that differs from the limit.
+    pub anchor: Anchor,
     /// Index of the caller's class among the classes that share the counter.
     pub class: u8,
     /// Latency and outcome of the request that held the released slots.
@@ -201,6 +208,11 @@ pub trait Limiter: CounterProgram + Into<Algorithm> {
     /// Returns a part of the key that separates counters of one descriptor whose states cannot be distinguished.
     fn scope(&self) -> Option<u64> {
         None
+    }
+
+    /// Returns whether windows of different entities begin at different times.
+    fn depends_on_entity(&self) -> bool {
+        false
     }
 
     /// Returns the same algorithm for one caller, if it distinguishes callers.

@@ -1,5 +1,6 @@
 //! [`LimitSpec`]: the parameters of a limit, from which an algorithm is built.
 
+use sluicegate_calendar::{Anchor, Period};
 use sluicegate_overload::adaptive::Method;
 
 use super::{Algorithm, Classes, MaxHits, Micros, sliding_window::WindowEdge};
@@ -13,6 +14,12 @@ pub struct LimitSpec {
     pub window: Micros,
     /// When a fixed window begins.
     pub window_start: Option<WindowStart>,
+    /// Length of the windows of a calendar.
+    pub period: Option<Period>,
+    /// When the windows of a calendar begin.
+    pub anchor: Anchor,
+    /// Time by which windows begin earlier than at multiples of their length since the Unix epoch.
+    pub phase: Option<Micros>,
     /// Number of counters per window.
     pub buckets: Option<u32>,
     /// Weight of the oldest counter of a sliding window.
@@ -49,11 +56,13 @@ pub enum WindowStart {
     Epoch,
     /// With the first hit of each entity.
     FirstRequest,
+    /// At the boundaries of a calendar.
+    Calendar,
 }
 
 impl WindowStart {
     /// All values.
-    pub const ALL: [Self; 2] = [Self::Epoch, Self::FirstRequest];
+    pub const ALL: [Self; 3] = [Self::Epoch, Self::FirstRequest, Self::Calendar];
 
     /// Returns the name in rule files.
     #[must_use]
@@ -61,6 +70,7 @@ impl WindowStart {
         match self {
             Self::Epoch => "epoch",
             Self::FirstRequest => "first_request",
+            Self::Calendar => "calendar",
         }
     }
 }

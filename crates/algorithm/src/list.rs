@@ -3,8 +3,9 @@
 use super::{
     AlgorithmKind, Arguments, CounterPart, CounterProgram, Decision, LimitSpec, Limiter, Micros, Operation, Program,
     RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, first_request::FirstRequestWindow,
-    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, program::Script, shares::Shares,
-    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, program::Script,
+    scheduled_window::ScheduledWindow, shares::Shares, sliding_log::SlidingLog, sliding_window::SlidingWindow,
+    token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -74,6 +75,12 @@ macro_rules! algorithms {
             #[must_use]
             pub fn with_context(self, context: RequestContext) -> Self {
                 match self { $(Self::$limiter(limiter) => limiter.with_context(context).into()),+ }
+            }
+
+            /// See [`Limiter::depends_on_entity`].
+            #[must_use]
+            pub fn depends_on_entity(&self) -> bool {
+                match self { $(Self::$limiter(limiter) => limiter.depends_on_entity()),+ }
             }
 
             /// See [`CounterProgram::step`].
@@ -153,6 +160,7 @@ macro_rules! algorithms {
 algorithms![
     FixedWindow,
     FirstRequestWindow,
+    ScheduledWindow,
     SlidingWindow,
     SlidingLog,
     TokenBucket,

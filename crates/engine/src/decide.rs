@@ -174,14 +174,11 @@ impl<S> Engine<S> {
         blocks: Blocks,
         shard_by: &[Box<str>],
     ) -> ChargedLimit<'s, 'd> {
-        let algorithm = applied.limit.algorithm();
-        let mut program = Program::Limit(*algorithm);
         let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &program, hash);
-        if let Some(context) = applied.context(descriptor, feedback.sample) {
-            program = algorithm.with_context(context).into();
-        }
+        let algorithm = *applied.limit.algorithm();
+        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &Program::Limit(algorithm), hash);
+        let program = applied.for_caller(algorithm, descriptor, feedback.sample, &name).into();
         let counter =
             Counter { name, program, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
         if descriptor.refund {
@@ -286,10 +283,7 @@ impl<S> Engine<S> {
             return;
         }
         if let Some(shedding) = applied.shedding {
-            let class = match applied.context(descriptor, None) {
-                Some(context) => context.class.into(),
-                None => 0,
-            };
+            let class = applied.class(descriptor).into();
             let outcome = if answer.decision.allowed {
                 Outcome::Allowed
             } else if applied.sheds(&answer.decision) {
@@ -329,10 +323,8 @@ impl<S> Engine<S> {
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
                 let instance_limit = self.instance_limit(applied);
-                let mut algorithm = *instance_limit.algorithm();
-                if let Some(context) = applied.context(descriptor, None) {
-                    algorithm = algorithm.with_context(context);
-                }
+                let algorithm = *instance_limit.algorithm();
+                let algorithm = applied.for_caller(algorithm, descriptor, None, &hit.counter.name);
                 let counter = Counter { program: algorithm.into(), ..hit.counter.clone() };
                 let local_hit = Hit { action: hit.action, ..counter.take(descriptor.hits) };
                 let answer = self.local.decide(&local_hit, now);
@@ -420,6 +412,10 @@ impl<S> Engine<S> {
             reset: Some(decision.reset),
             next: decision.next,
             retry_after: decision.retry_after,
+            retry_jitter: match applied.rule {
+                Some(rule) => rule.retry_jitter,
+                None => Micros::ZERO,
+            },
             never_fits: false,
             delay: decision.delay,
             soft: decision.soft,

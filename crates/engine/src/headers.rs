@@ -1,6 +1,8 @@
 //! Headers about the limits of a caller: `RateLimit-Policy` and `RateLimit` of the IETF draft
 //! (`draft-ietf-httpapi-ratelimit-headers`), `Retry-After` of RFC 9110, and `RateLimit-Max-Cost`.
 
+use rand::random_range;
+use sluicegate_algorithm::Micros;
 use sluicegate_rules::Measure;
 use sluicegate_wire::response_headers;
 
@@ -37,6 +39,8 @@ pub fn waits(verdict: &Verdict) -> Vec<(&'static str, String)> {
     let mut headers = Vec::new();
     // Whole seconds, rounded up, because 0 would mean that the caller may retry now.
     if let Some(wait) = verdict.retry_after() {
+        let jitter = verdict.retry_jitter();
+        let wait = if jitter > Micros::ZERO { wait + Micros::new(random_range(0..=jitter.get())) } else { wait };
         headers.push((RETRY_AFTER, wait.ceil_secs().max(1).to_string()));
     }
     if let Some(max_cost) = verdict.max_cost() {

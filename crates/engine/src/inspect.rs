@@ -109,10 +109,7 @@ impl<S: Store> Engine<S> {
             return Ok(inspection);
         };
         let counter = self.counter_of(&request, applied, &snapshot);
-        let mut algorithm = *applied.limit.algorithm();
-        if let Some(context) = applied.context(descriptor, None) {
-            algorithm = algorithm.with_context(context);
-        }
+        let algorithm = applied.for_caller(*applied.limit.algorithm(), descriptor, None, counter.key.as_bytes());
         // The shared counter is read, not this instance's cache, lease or eventual counter.
         let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
         let (state, at) = self.store.read(&stored, now).await?;

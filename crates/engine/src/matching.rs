@@ -3,7 +3,10 @@
 
 use std::sync::Arc;
 
-use sluicegate_algorithm::{Consistency, Decision, Micros, RequestContext, Sample, concurrency::Concurrency};
+use sluicegate_algorithm::{
+    Algorithm, Consistency, Decision, Micros, RequestContext, Sample, concurrency::Concurrency,
+};
+use sluicegate_calendar::Anchor;
 use sluicegate_metrics::WorkerId;
 use sluicegate_rules::{Allowance, CustomLimit, Limit, Lookup, ModifierEntry, Path, Rule};
 use smallvec::SmallVec;
@@ -22,6 +25,8 @@ pub(super) struct AppliedLimit<'s> {
     pub(super) rule: Option<&'s Rule>,
     /// The custom limit from an override, which replaces the rule's limit.
     pub(super) custom_limit: Option<&'s CustomLimit>,
+    /// When the calendar windows of the entity begin, where its plan assignment says so.
+    pub(super) anchor: Option<&'s Anchor>,
     /// The mode that a switch has set for the rule.
     pub(super) mode: Option<Mode>,
     pub(super) path: Path<'s>,
@@ -30,18 +35,55 @@ pub(super) struct AppliedLimit<'s> {
 }
 
 impl<'s> AppliedLimit<'s> {
-    /// Reads the class and the holder from the modifier entries. Returns `None` if the limit does not depend on them.
-    pub(super) fn context(&self, descriptor: &Descriptor<'_>, sample: Option<Sample>) -> Option<RequestContext> {
-        let rule = self.rule.filter(|rule| rule.needs_context)?;
-        let mut context = RequestContext { sample, ..RequestContext::default() };
+    /// Returns an algorithm of the limit with what it needs to know about the caller: the class and the holder in the
+    /// modifier entries, and the entity. `counter` is the name of the counter.
+    pub(super) fn for_caller(
+        &self,
+        algorithm: Algorithm,
+        descriptor: &Descriptor<'_>,
+        sample: Option<Sample>,
+        counter: &[u8],
+    ) -> Algorithm {
+        let by_rule = self.rule.is_some_and(|rule| rule.needs_context);
+        if !by_rule && self.anchor.is_none() && !algorithm.depends_on_entity() {
+            return algorithm;
+        }
+        let anchor = self.anchor.copied().unwrap_or_default();
+        let mut context = RequestContext { sample, anchor, ..RequestContext::default() };
+        if by_rule {
+            context.class = self.class(descriptor);
+            context.holder = self.holder(descriptor);
+        }
+        if algorithm.depends_on_entity() {
+            context.entity = entity_number(counter);
+        }
+        algorithm.with_context(context)
+    }
+
+    /// Returns the class of the request, 0 if there are no classes.
+    pub(super) fn class(&self, descriptor: &Descriptor<'_>) -> u8 {
+        match (self.rule, self.modifier(descriptor, ModifierEntry::Class)) {
+            (Some(rule), Some(class)) => rule.class(class) as u8,
+            _ => 0,
+        }
+    }
+
+    /// Returns the number of the holder, 0 if slots have no holders.
+    fn holder(&self, descriptor: &Descriptor<'_>) -> u64 {
+        match self.modifier(descriptor, ModifierEntry::Holder) {
+            Some(holder) => holder_id(holder),
+            None => 0,
+        }
+    }
+
+    /// Returns the value of a modifier entry.
+    fn modifier<'d>(&self, descriptor: &Descriptor<'d>, kind: ModifierEntry) -> Option<&'d str> {
         for (entry, node) in descriptor.entries.iter().zip(&self.path) {
-            match node.modifier {
-                Some(ModifierEntry::Class) => context.class = rule.class(entry.value) as u8,
-                Some(ModifierEntry::Holder) => context.holder = holder_id(entry.value),
-                Some(ModifierEntry::Plan) | None => {}
+            if node.modifier == Some(kind) {
+                return Some(entry.value);
             }
         }
-        Some(context)
+        None
     }
 
     /// Returns the rule's limit or the limit that replaces it, without elastic capacity.
@@ -237,7 +279,8 @@ impl<S> Engine<S> {
     ) -> Match<'s> {
         let assigned_plan =
             if rule.plan.is_some() { snapshot.overrides.plan(domain, &descriptor.entries, now) } else { None };
-        let rule = match assigned_plan.as_ref().and_then(|plan| snapshot.rule_set().rule_for_plan(rule, plan)) {
+        let rule_of_plan = assigned_plan.and_then(|assigned| snapshot.rule_set().rule_for_plan(rule, &assigned.plan));
+        let rule = match rule_of_plan {
             Some(rule) => rule,
             None => {
                 let is_unknown = assigned_plan.is_some()
@@ -260,7 +303,13 @@ impl<S> Engine<S> {
             (Some(elastic), Some(resource)) => elastic.at(resource.utilization()),
             _ => None,
         };
-        let applied = self.applied_limit(snapshot, domain, descriptor, rule, path, elastic_limit.unwrap_or(limit));
+        let mut applied = self.applied_limit(snapshot, domain, descriptor, rule, path, elastic_limit.unwrap_or(limit));
+        if rule.plan.is_some() {
+            applied.anchor = match assigned_plan {
+                Some(assigned) => Some(&assigned.anchor),
+                None => snapshot.rule_set().assigned_anchor(rule, &descriptor.entries),
+            };
+        }
         self.apply_switches(snapshot, domain, descriptor, applied)
     }
 
@@ -283,7 +332,7 @@ impl<S> Engine<S> {
             SeriesRef::Rule(&rule_state.statistics.series)
         };
         let shedding = rule_state.statistics.shedding.as_deref();
-        AppliedLimit { limit, rule: Some(rule), custom_limit: None, mode: None, path, series, shedding }
+        AppliedLimit { limit, rule: Some(rule), custom_limit: None, anchor: None, mode: None, path, series, shedding }
     }
 
     /// Applies an entity's limit from an override, in place of the limit of the matching rule.
@@ -317,6 +366,7 @@ impl<S> Engine<S> {
             limit,
             rule: None,
             custom_limit: None,
+            anchor: None,
             mode: None,
             path: Path::new(),
             series: SeriesRef::Dynamic(series, None),
@@ -346,6 +396,12 @@ impl<S> Engine<S> {
 pub(super) fn holder_id(name: &str) -> u64 {
     let mut identity = sluicegate_placement::Identity::new(name);
     1 + identity.finish() as u64 % Concurrency::MAX_HOLDER
+}
+
+/// Returns the number of the entity with this counter, which is the same on all instances.
+fn entity_number(counter: &[u8]) -> u64 {
+    let name = String::from_utf8_lossy(counter);
+    sluicegate_placement::Identity::new(&name).finish() as u64
 }
 
 #[cfg(test)]

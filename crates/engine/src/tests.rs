@@ -479,3 +479,67 @@ fn descriptors_that_no_rule_matches_are_counted_with_their_keys() {
     engine.inspect("api", &[Entry { key: "unknown", value: "x" }], 1, NOW).now_or_never().unwrap().unwrap();
     assert_eq!(engine.statistics.unmatched().groups()[0].total, 2);
 }
+
+#[test]
+fn entities_with_a_phase_have_windows_of_their_own() {
+    let engine =
+        engine("domain: api\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9, phase: entity}}]");
+    let resets: Vec<_> = ["a", "b", "c"]
+        .map(|value| decide(&engine, &[descriptor(&[("k", value)], 1)]).statuses[0].reset)
+        .into_iter()
+        .collect();
+    assert!(resets[0] != resets[1] && resets[1] != resets[2] && resets[0] != resets[2], "{resets:?}");
+    // The numbers are the same on all instances, and in the next release.
+    assert_eq!(resets[0].unwrap().floor_secs(), 55_936);
+}
+
+#[test]
+fn the_windows_of_a_plan_begin_at_the_anchor_of_its_entity() {
+    let text = "
+domain: api
+plans:
+  default: free
+  limits:
+    free: {calls: {unit: month, requests_per_unit: 9, window: calendar}}
+    gold: {calls: {unit: month, requests_per_unit: 99, window: calendar, day: 5}}
+  entities:
+    org: {a: gold, b: {plan: gold, day: 22}}
+descriptors:
+- {key: org, rate_limit: {by_plan: calls}}
+";
+    let engine = engine(text);
+    // NOW is 2025-11-20T21:00:00Z.
+    let days = |value: &str| {
+        let verdict = decide(&engine, &[descriptor(&[("org", value)], 1)]);
+        let reset = verdict.statuses[0].reset.unwrap().floor_secs() + 21 * 3_600;
+        (verdict.statuses[0].limit.as_ref().unwrap().requests, reset / 86_400)
+    };
+    assert_eq!(days("x"), (9, 11), "the first of December");
+    assert_eq!(days("a"), (99, 15), "the fifth of December");
+    assert_eq!(days("b"), (99, 2), "the 22nd of November");
+    set(&engine, &[("plan|api|org=x", "{plan: gold, day: 21}"), ("plan|api|org=b", "gold")]);
+    assert_eq!([days("x"), days("b")], [(99, 1), (99, 15)]);
+    set(&engine, &[("limit|api|org=x", "{unit: month, requests_per_unit: 7, window: calendar, day: 30}")]);
+    assert_eq!(days("x"), (7, 10));
+}
+
+#[test]
+fn retry_after_has_jitter_if_the_rule_says_so() {
+    let limit = "unit: day, requests_per_unit: 1, retry_jitter: 1h";
+    let engine = engine(&format!("domain: api\ndescriptors: [{{key: k, rate_limit: {{{limit}}}}}]"));
+    let verdict = decide(&engine, &[descriptor(&[("k", "a")], 2)]);
+    let wait = verdict.retry_after();
+    assert_eq!(wait, None, "the cost never fits");
+    decide(&engine, &[descriptor(&[("k", "b")], 1)]);
+    let verdict = decide(&engine, &[descriptor(&[("k", "b")], 1)]);
+    let wait = verdict.retry_after().unwrap().ceil_secs();
+    let mut waits = std::collections::BTreeSet::new();
+    for _ in 0..100 {
+        let (_, seconds) = headers::waits(&verdict).remove(0);
+        waits.insert(seconds.parse::<u64>().unwrap());
+    }
+    let [first, last] = [waits.first(), waits.last()].map(|wait| *wait.unwrap());
+    assert!(first >= wait && last <= wait + 3_600, "{first} to {last} after {wait}");
+    assert!(last - first > 1_800, "{waits:?}");
+    assert_eq!(verdict.statuses[0].reset_seconds(), Some(wait), "the time of the reset is exact");
+}

@@ -84,6 +84,8 @@ pub struct Status {
     pub next: Micros,
     /// Time until the same cost would be allowed, if it is denied; `None` if it never would.
     pub retry_after: Option<Micros>,
+    /// Maximum of the random time that is added to the header `Retry-After`.
+    pub retry_jitter: Micros,
     /// Whether the cost is denied because it is above the largest cost that the limit can allow.
     pub never_fits: bool,
     /// Time that an allowed request must wait before it continues.
@@ -117,6 +119,7 @@ impl Status {
         reset: None,
         next: Micros::ZERO,
         retry_after: None,
+        retry_jitter: Micros::ZERO,
         never_fits: false,
         delay: Micros::ZERO,
         soft: false,
@@ -267,6 +270,13 @@ impl Verdict {
     #[must_use]
     pub fn is_shed(&self) -> bool {
         self.overall == Code::OverLimit && self.statuses.iter().all(|status| status.shed || !status.is_over())
+    }
+
+    /// Returns the maximum of the random time that is added to the header `Retry-After`.
+    #[must_use]
+    pub fn retry_jitter(&self) -> Micros {
+        let denied = self.statuses.iter().filter(|status| status.is_over());
+        denied.map(|status| status.retry_jitter).max().unwrap_or_default()
     }
 
     /// Returns the time until a denied request would be allowed.

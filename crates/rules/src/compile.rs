@@ -131,8 +131,8 @@ impl Compiler {
             diagnostics.error(spec.shard_by_location, message);
         }
         let mut entities = PlanAssignments::new();
-        for ((key, entity), plan) in &spec.plans.entities {
-            entities.entry(key.clone()).or_default().insert(entity.clone(), plan.as_str().into());
+        for ((key, entity), assignment) in &spec.plans.entities {
+            entities.entry(key.clone()).or_default().insert(entity.clone(), assignment.clone());
         }
         let parent = Parent {
             file: &file,
@@ -365,6 +365,7 @@ impl LimitedDescriptor<'_> {
             classes: rate_limit.classes.clone().into(),
             sheds: rate_limit.sheds,
             is_hidden: rate_limit.is_hidden,
+            retry_jitter: rate_limit.retry_jitter,
             elastic: rate_limit.elastic.clone().map(Box::new),
             plan: None,
             divided_limit: compiler

@@ -1,4 +1,4 @@
-//! [`Diagnostic`]: an error or a warning about a rule file, with its [`Location`].
+//! [`Diagnostic`]: an error, a warning or a note about a rule file, with its [`Location`].
 
 use std::fmt;
 
@@ -18,9 +18,11 @@ pub enum Severity {
     Error,
     /// The rule set is used, but the author should check the file.
     Warning,
+    /// The rule set is used. The file is valid, but may not mean what its author expects.
+    Note,
 }
 
-/// An error or a warning about a rule file, displayed as
+/// An error, a warning or a note about a rule file, displayed as
 /// `rules/api.yaml:14:11: unit "fortnight" is not one of …`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagnostic {
@@ -37,7 +39,11 @@ pub struct Diagnostic {
 impl fmt::Display for Diagnostic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { file, location, severity, message } = self;
-        let kind = if *severity == Severity::Warning { "warning: " } else { "" };
+        let kind = match severity {
+            Severity::Error => "",
+            Severity::Warning => "warning: ",
+            Severity::Note => "note: ",
+        };
         match location {
             Location { line: 0, .. } => write!(f, "{file}: {kind}{message}"),
             Location { line, column } => write!(f, "{file}:{line}:{column}: {kind}{message}"),
@@ -70,6 +76,10 @@ impl<'a> Diagnostics<'a> {
         self.push(location, Severity::Warning, message.into());
     }
 
+    pub(super) fn note(&mut self, location: Location, message: impl Into<String>) {
+        self.push(location, Severity::Note, message.into());
+    }
+
     /// Sorts this file's diagnostics by their location.
     pub(super) fn sort(&mut self) {
         self.list[self.start..].sort_by_key(|diagnostic| diagnostic.location);
@@ -77,7 +87,7 @@ impl<'a> Diagnostics<'a> {
 
     fn push(&mut self, location: Location, severity: Severity, message: String) {
         let count = self.list.len() - self.start;
-        if count > MAX_DIAGNOSTICS || count == MAX_DIAGNOSTICS && severity == Severity::Warning {
+        if count > MAX_DIAGNOSTICS || count == MAX_DIAGNOSTICS && severity != Severity::Error {
             return;
         }
         self.list.push(Diagnostic { file: self.file.to_owned(), location, severity, message });

@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use sluicegate_algorithm::{Algorithm, Micros};
+
 use super::{
     limit::{Limit, Measure},
     matcher::{Entry, ModifierEntry, Path, Rule, RuleSet, Segment},
+    spec::hints::did_you_mean,
 };
 
 impl RuleSet {
@@ -99,26 +102,8 @@ impl RuleSet {
     }
 }
 
-/// Maximum length of a name that is compared with others, in bytes. The time of a comparison is quadratic.
-const MAX_COMPARED_BYTES: usize = 64;
-/// Maximum number of names that an unknown name is compared with.
-const MAX_COMPARED_NAMES: usize = 10_000;
 /// Maximum number of entries for which another order is searched. The search follows the tree of rules.
 const MAX_ORDERED_ENTRIES: usize = 8;
-
-/// Returns `; did you mean …?` with the most similar known name, or nothing if none is similar.
-fn did_you_mean<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> String {
-    if name.len() > MAX_COMPARED_BYTES {
-        return String::new();
-    }
-    let comparable = known.filter(|known| known.len() <= MAX_COMPARED_BYTES).take(MAX_COMPARED_NAMES);
-    match comparable.map(|known| (strsim::damerau_levenshtein(name, known), known)).min() {
-        Some((distance, known)) if distance <= 3 && distance < name.chars().count() => {
-            format!("; did you mean {known:?}?")
-        }
-        _ => String::new(),
-    }
-}
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -130,6 +115,9 @@ impl fmt::Display for Limit {
                 let hold = std::time::Duration::from_micros(hold.get());
                 write!(f, "in flight, each for at most {}", humantime::format_duration(hold))?;
             }
+        }
+        if let Algorithm::ScheduledWindow(window) = self.algorithm() {
+            return write!(f, ", {}", window.schedule());
         }
         if self.is_default() { Ok(()) } else { write!(f, ", {}", self.algorithm().name()) }
     }
@@ -160,6 +148,7 @@ impl fmt::Display for Rule {
         for (set, note) in [
             (self.sheds, "denials are reported as overload"),
             (self.is_hidden, "visible: false: responses do not mention the limit"),
+            (self.retry_jitter > Micros::ZERO, "Retry-After has jitter"),
             (self.shadow_mode, "shadow_mode: never enforced"),
             (self.quota_mode, "quota_mode: denies only if every quota rule of the request is over its limit"),
         ] {

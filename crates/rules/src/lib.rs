@@ -35,4 +35,5 @@ pub use matcher::{
 pub use metadata::Metadata;
 pub use options::Options;
 pub use schema::schema;
+pub use spec::PlanAssignment;
 pub use yaml::{SmallYamlError, read_small};

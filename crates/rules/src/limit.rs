@@ -1,12 +1,15 @@
 //! [`Limit`]: a maximum number of requests per window or in flight, and the algorithm that counts them.
 
 use sluicegate_algorithm::{
-    Algorithm, AlgorithmKind, InvalidLimit, LimitSpec, MAX_PERIOD, Micros, State, fixed_window::FixedWindow,
+    Algorithm, AlgorithmKind, InvalidLimit, LimitSpec, MAX_PERIOD, Micros, State, WindowStart,
+    fixed_window::FixedWindow,
 };
+use sluicegate_calendar::Period;
 
 /// A unit of time of the rate limit protocol.
 ///
-/// A month has 30 days and a year 365 days, because windows are aligned to the epoch and not to a calendar.
+/// A month has 30 days and a year 365 days, because windows are aligned to the epoch and not to a calendar, unless the
+/// limit has the keyword `window: calendar`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unit {
     /// 1 s.
@@ -134,6 +137,26 @@ impl Measure {
             Self::InFlight { hold } => hold,
         }
     }
+
+    /// Returns the length of the windows of a calendar.
+    fn period(self) -> Result<Period, InvalidLimit> {
+        let several = InvalidLimit {
+            keyword: "unit_multiplier",
+            reason: "with window: calendar, unit_multiplier must be 1, or with unit: month a divisor of 12",
+        };
+        match self {
+            Self::Rate { unit: Unit::Month, multiplier } => Period::months(multiplier).ok_or(several),
+            Self::Rate { unit: Unit::Hour, multiplier: 1 } => Ok(Period::Hour),
+            Self::Rate { unit: Unit::Day, multiplier: 1 } => Ok(Period::Day),
+            Self::Rate { unit: Unit::Week, multiplier: 1 } => Ok(Period::Week),
+            Self::Rate { unit: Unit::Year, multiplier: 1 } => Ok(Period::Months(12)),
+            Self::Rate { unit: Unit::Hour | Unit::Day | Unit::Week | Unit::Year, .. } => Err(several),
+            Self::Rate { unit: Unit::Second | Unit::Minute, .. } | Self::InFlight { .. } => {
+                let reason = "window: calendar requires the unit hour, day, week, month or year";
+                Err(InvalidLimit { keyword: "window", reason })
+            }
+        }
+    }
 }
 
 /// A valid limit and the algorithm that counts it, built by [`Limit::new`], [`Limit::from_spec`] or [`Limit::divided`].
@@ -222,7 +245,11 @@ impl Limit {
                 return Err(LimitError::ZeroWindow);
             }
         }
-        let spec = LimitSpec { requests, window, ..spec };
+        let period = match spec.window_start {
+            Some(WindowStart::Calendar) => Some(measure.period()?),
+            _ => None,
+        };
+        let spec = LimitSpec { requests, window, period, ..spec };
         // A limit of 0 denies everything with every algorithm.
         let kind = if requests == 0 { Algorithm::DEFAULT } else { kind };
         let algorithm = (kind.build)(&spec)?;

@@ -14,10 +14,12 @@ pub struct Options {
     /// Whether the counters are in memory and exchanged with other instances. Limits whose counters are not exchanged
     /// then have a warning.
     pub peers: bool,
+    /// Whether diagnostics include notes.
+    pub notes: bool,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { merge_domains: false, charge_all: false, instances: NonZeroU32::MIN, peers: false }
+        Self { merge_domains: false, charge_all: false, instances: NonZeroU32::MIN, peers: false, notes: false }
     }
 }

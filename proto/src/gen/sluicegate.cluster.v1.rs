@@ -100,6 +100,49 @@ pub struct Limit {
     pub min_interval_us: ::core::option::Option<u64>,
     #[prost(uint32, optional, tag = "11")]
     pub soft_percent: ::core::option::Option<u32>,
+    /// Time by which the windows of this counter begin earlier than at multiples of their length.
+    #[prost(uint64, optional, tag = "12")]
+    pub phase_us: ::core::option::Option<u64>,
+    /// The calendar whose windows count.
+    #[prost(message, optional, tag = "13")]
+    pub calendar: ::core::option::Option<Calendar>,
+}
+/// Windows of a calendar. A field that its windows do not have is absent.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Calendar {
+    /// Name in the IANA database.
+    #[prost(string, tag = "5")]
+    pub zone: ::prost::alloc::string::String,
+    /// First day of a week, from 1 for Monday.
+    #[prost(uint32, optional, tag = "6")]
+    pub week_starts: ::core::option::Option<u32>,
+    /// First month, from 1.
+    #[prost(uint32, optional, tag = "7")]
+    pub month: ::core::option::Option<u32>,
+    /// First day of the month.
+    #[prost(uint32, optional, tag = "8")]
+    pub day: ::core::option::Option<u32>,
+    /// Local time of day, in seconds.
+    #[prost(uint32, optional, tag = "9")]
+    pub at_s: ::core::option::Option<u32>,
+    /// Number of hours, days, weeks or months of a window; one of them is set.
+    #[prost(oneof = "calendar::Period", tags = "1, 2, 3, 4")]
+    pub period: ::core::option::Option<calendar::Period>,
+}
+/// Nested message and enum types in `Calendar`.
+pub mod calendar {
+    /// Number of hours, days, weeks or months of a window; one of them is set.
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Oneof)]
+    pub enum Period {
+        #[prost(uint32, tag = "1")]
+        Hours(u32),
+        #[prost(uint32, tag = "2")]
+        Days(u32),
+        #[prost(uint32, tag = "3")]
+        Weeks(u32),
+        #[prost(uint32, tag = "4")]
+        Months(u32),
+    }
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CopyRequest {

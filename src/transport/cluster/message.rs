@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use prost::Message;
+use sluicegate_calendar::Anchor;
 use sluicegate_proto::sluicegate::cluster::v1 as proto;
 
-use super::wire::{WireError, count_fields};
+use super::{
+    calendar,
+    wire::{WireError, count_fields},
+};
 use crate::{
     algorithm::{Algorithm, LimitSpec, Micros, State, sliding_window::WindowEdge},
     service::overrides::PeerOverrides,
@@ -153,6 +157,9 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         count_denied,
         min_interval,
         soft,
+        period,
+        anchor,
+        phase,
         // The name of the algorithm says it.
         window_start: _,
         // The algorithms with these parameters are not exchanged.
@@ -174,11 +181,17 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         count_denied,
         min_interval_us: min_interval.map(Micros::get),
         soft_percent: soft,
+        phase_us: phase.map(Micros::get),
+        calendar: period.map(|period| calendar::encode(period, &anchor)),
     }
 }
 
 /// Returns `None` if this version does not have the algorithm, or rejects its parameters.
 fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
+    let (period, anchor) = match &limit.calendar {
+        Some(calendar) => calendar::decode(calendar).map(|(period, anchor)| (Some(period), anchor))?,
+        None => (None, Anchor::default()),
+    };
     let spec = LimitSpec {
         requests: limit.requests,
         window: Micros::new(limit.window_us),
@@ -190,6 +203,9 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         count_denied: limit.count_denied,
         min_interval: limit.min_interval_us.map(Micros::new),
         soft: limit.soft_percent,
+        period,
+        anchor,
+        phase: limit.phase_us.map(Micros::new),
         window_start: None,
         classes: None,
         method: None,

@@ -5,6 +5,7 @@
 
 mod activity;
 mod answers;
+mod calendar;
 mod callers;
 mod calls;
 mod context;

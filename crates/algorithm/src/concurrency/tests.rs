@@ -108,7 +108,7 @@ fn classes_get_their_guaranteed_slots() {
     let mut take = |class, cost, second: u64| {
         holder += 1;
         let (limiter, now) = (
-            limiter.with_context(RequestContext { holder, class, sample: None }),
+            limiter.with_context(RequestContext { holder, class, ..RequestContext::default() }),
             Micros::new(START + second * 1_000_000),
         );
         decide(limiter, &mut state, Operation { action: Action::Take, cost, now })
@@ -152,7 +152,7 @@ fn a_holder_or_class_above_the_highest_counts_as_the_highest() {
     let classes = Classes::new(&[(3, 10), (2, 4), (0, 6)], 10).unwrap();
     let spec = LimitSpec { requests: 10, window: MINUTE, classes: Some(classes), ..LimitSpec::default() };
     let limit = Concurrency::build(&spec).unwrap();
-    let highest = RequestContext { holder: u64::MAX, class: 200, sample: None };
+    let highest = RequestContext { holder: u64::MAX, class: 200, ..RequestContext::default() };
     let mut state = State::default();
     for attempt in ["a take", "a renewal"] {
         let take = Operation { action: Action::Take, cost: 1, now: Micros::new(START) };

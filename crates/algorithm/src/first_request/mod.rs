@@ -156,6 +156,10 @@ impl Limiter for FirstRequestWindow {
     const KEYWORDS: &'static [&'static str] = &["window"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        if spec.phase.is_some() {
+            let reason = "phase cannot be combined with window, which says when windows begin";
+            return Err(InvalidLimit { keyword: "phase", reason });
+        }
         // The default is that of other fixed windows.
         let count_denied = spec.count_denied.unwrap_or(true);
         let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);

@@ -13,6 +13,7 @@ use smallvec::smallvec;
 use super::{
     Action, Algorithm, Arguments, CLOCK_SLACK, CounterPart, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter,
     MAX_PERIOD, MaxHits, Micros, Operation, Program, State, WindowStart, first_request::FirstRequestWindow,
+    scheduled_window::ScheduledWindow,
 };
 
 /// A limiter that allows `limit` hits in each window.
@@ -150,11 +151,20 @@ impl CounterProgram for FixedWindow {
 
 impl Limiter for FixedWindow {
     const NAME: &'static str = "fixed_window";
-    const KEYWORDS: &'static [&'static str] = &["window"];
+    const KEYWORDS: &'static [&'static str] = ScheduledWindow::KEYWORDS;
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        if spec.window_start == Some(WindowStart::FirstRequest) {
-            return FirstRequestWindow::build(spec);
+        if let Some(keyword) = spec.anchor.first_field().filter(|_| spec.window_start != Some(WindowStart::Calendar)) {
+            return Err(InvalidLimit {
+                keyword,
+                reason: "zone, week_starts, day, month and at require window: calendar",
+            });
+        }
+        match spec.window_start {
+            Some(WindowStart::FirstRequest) => return FirstRequestWindow::build(spec),
+            Some(WindowStart::Calendar) => return ScheduledWindow::build(spec),
+            Some(WindowStart::Epoch) | None if spec.phase.is_some() => return ScheduledWindow::build(spec),
+            Some(WindowStart::Epoch) | None => {}
         }
         // The default is that of envoyproxy/ratelimit.
         let count_denied = spec.count_denied.unwrap_or(true);

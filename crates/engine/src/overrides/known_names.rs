@@ -7,7 +7,7 @@ use std::{
     sync::Arc,
 };
 
-use sluicegate_rules::{Entry, RuleSet};
+use sluicegate_rules::{Entry, PlanAssignment, RuleSet};
 
 use super::{Scope, Target};
 
@@ -138,18 +138,22 @@ impl<'r> KnownNames<'r> {
         if let Some(unknown) = self.unknown_domain(domain) {
             return Some(unknown);
         }
+        let plan = match PlanAssignment::read(plan) {
+            Ok(assignment) => assignment.plan,
+            Err(_) => plan.into(),
+        };
         let names = self.names_of(domain);
         if !names.plan_keys.contains(key) {
             let keys = names.plan_keys.clone();
             let problem = format!("domain {domain:?} has no rule with plans and the key {key:?}");
             return Some(self.unknown(problem, key, keys.iter().map(|key| &**key)));
         }
-        if names.plans.contains(plan) {
+        if names.plans.contains(&*plan) {
             return None;
         }
         let plans = names.plans.clone();
         let problem = format!("domain {domain:?} has no plan {plan:?}");
-        Some(self.unknown(problem, plan, plans.iter().map(String::as_str)))
+        Some(self.unknown(problem, &plan, plans.iter().map(String::as_str)))
     }
 
     /// Checks the keys of a descriptor. Its values can be any: a limit also applies to values without a rule.

@@ -26,7 +26,7 @@ use std::{
 
 use sluicegate_algorithm::Micros;
 use sluicegate_placement::Identity;
-use sluicegate_rules::{CustomLimit, Entry, Options, Rule, RuleSet};
+use sluicegate_rules::{CustomLimit, Diagnostic, Entry, Options, PlanAssignment, Rule, RuleSet};
 use smallvec::SmallVec;
 
 use self::{
@@ -42,7 +42,7 @@ use crate::bounded;
 pub struct Override {
     /// The entity or rules that the override applies to.
     pub target: Target,
-    /// The text of a limit, the name of a plan, or the name of a mode.
+    /// The text of a limit, of a plan assignment, or the name of a mode.
     pub value: Arc<str>,
     /// The time at which the override expires; `None` if it does not expire.
     pub until: Option<Micros>,
@@ -73,6 +73,9 @@ pub enum OverrideError {
     /// The text of a limit is invalid. The message lists all errors in it.
     #[error("{0}")]
     Limit(String),
+    /// The text of a plan assignment is invalid. The message lists all errors in it.
+    #[error("{0}")]
+    Assignment(String),
     /// The mode of a switch is unknown.
     #[error("{0:?} is not a mode: expected off, shadow, enforce or deny")]
     Mode(String),
@@ -107,7 +110,9 @@ pub struct Overrides {
     plans: Table,
     /// Parsed limits, shared by all entities with the same text.
     limits_by_text: Arc<Interner<Arc<CustomLimit>>>,
-    /// Names of plans, authors and reasons.
+    /// Parsed plan assignments, shared by all entities with the same text.
+    plans_by_text: Arc<Interner<Arc<PlanAssignment>>>,
+    /// Authors and reasons.
     texts: Arc<Interner<()>>,
     limit_key_lists: Arc<KeyLists>,
     plan_key_lists: Arc<KeyLists>,
@@ -132,6 +137,7 @@ impl Default for Overrides {
             limits: Table::default(),
             plans: Table::default(),
             limits_by_text: Arc::default(),
+            plans_by_text: Arc::default(),
             texts: Arc::default(),
             limit_key_lists: Arc::default(),
             plan_key_lists: Arc::default(),
@@ -164,8 +170,8 @@ impl Overrides {
         None
     }
 
-    /// Returns the active plan of the last entry that has one.
-    pub(crate) fn plan(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<Arc<str>> {
+    /// Returns the active plan assignment of the last entry that has one.
+    pub(crate) fn plan(&self, domain: &str, entries: &[Entry<'_>], now: Micros) -> Option<&PlanAssignment> {
         if self.plans.len() == 0 {
             return None;
         }
@@ -177,7 +183,7 @@ impl Overrides {
             if let Some(entity) = self.plans.get(self.entity_hash(domain, &[*entry]))
                 && is_active(&entity, now)
             {
-                return Some(self.texts.text(entity.value));
+                return self.plans_by_text.value(entity.value).map(|assignment| &**assignment);
             }
         }
         None
@@ -308,8 +314,7 @@ impl Overrides {
         match &entry.target {
             // `put` parses the limit, once for all overrides with the same text.
             Target::Limit { .. } => Ok(()),
-            Target::Plan { .. } if entry.value.is_empty() => Err(OverrideError::Plan),
-            Target::Plan { .. } => Ok(()),
+            Target::Plan { .. } => parse_plan(&entry.value).map(drop),
             Target::Switch(_) => match Mode::from_name(&entry.value) {
                 Some(_) => Ok(()),
                 None => Err(OverrideError::Mode(entry.value.to_string())),
@@ -351,7 +356,11 @@ impl Overrides {
                 }
             }
             Target::Plan { domain, key, value } => {
-                let plan = self.intern(&entry.value);
+                let interner = Arc::make_mut(&mut self.plans_by_text);
+                let plan = match interner.acquire(&entry.value) {
+                    Some(plan) => plan,
+                    None => interner.insert(&entry.value, Arc::new(parse_plan(&entry.value)?)),
+                };
                 let hash = self.entity_hash(domain, &[Entry { key, value }]);
                 let metadata = self.metadata(&entry);
                 let until = expiry_seconds(entry.until);
@@ -456,7 +465,7 @@ impl Overrides {
             }
             Target::Plan { domain, key, value } => {
                 let entry = self.plans.entry(self.entity_hash(domain, &[Entry { key, value }]))?;
-                self.read_override(entry, |id| self.texts.text(id))
+                self.read_override(entry, |id| self.plans_by_text.text(id))
             }
             Target::Switch(scope) => self.switches.by_origin(Origin::Store).get(scope).cloned(),
             Target::Rules(slot) => self.rules.get(slot).cloned(),
@@ -467,7 +476,7 @@ impl Overrides {
     pub fn iter(&self) -> impl Iterator<Item = Override> {
         let limits =
             self.limits.iter().filter_map(|entry| self.read_override(entry, |id| self.limits_by_text.text(id)));
-        let plans = self.plans.iter().filter_map(|entry| self.read_override(entry, |id| self.texts.text(id)));
+        let plans = self.plans.iter().filter_map(|entry| self.read_override(entry, |id| self.plans_by_text.text(id)));
         limits.chain(plans).chain(self.switches(Origin::Store).cloned()).chain(self.rules.values().cloned())
     }
 
@@ -499,7 +508,7 @@ impl Overrides {
     }
 
     fn release_plan(&mut self, entity: Entity, metadata: &Metadata, target: &Target) {
-        Arc::make_mut(&mut self.texts).release(entity.value);
+        Arc::make_mut(&mut self.plans_by_text).release(entity.value);
         self.release(entity, metadata, target);
     }
 
@@ -545,10 +554,19 @@ fn expiration_of(entry: &Override) -> Option<(Micros, Target)> {
 }
 
 fn parse_limit(text: &str, options: Options) -> Result<CustomLimit, OverrideError> {
-    CustomLimit::read(text, options).map_err(|diagnostics| {
-        let messages: Vec<&str> = diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()).collect();
-        OverrideError::Limit(messages.join("; "))
-    })
+    CustomLimit::read(text, options).map_err(|diagnostics| OverrideError::Limit(messages(&diagnostics)))
+}
+
+fn parse_plan(text: &str) -> Result<PlanAssignment, OverrideError> {
+    if text.is_empty() {
+        return Err(OverrideError::Plan);
+    }
+    PlanAssignment::read(text).map_err(|diagnostics| OverrideError::Assignment(messages(&diagnostics)))
+}
+
+fn messages(diagnostics: &[Diagnostic]) -> String {
+    let messages: Vec<&str> = diagnostics.iter().map(|diagnostic| diagnostic.message.as_str()).collect();
+    messages.join("; ")
 }
 
 fn entries_of(entries: &[(String, String)]) -> SmallVec<[Entry<'_>; 4]> {

@@ -62,11 +62,11 @@ fn the_last_entry_with_a_plan_decides() {
     let overrides = all(&[("plan|api|org=a", "free"), ("plan|api|user=b", "pro"), ("plan|web|user=c", "other")]);
     let plan = |entries: &[(&str, &str)]| {
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
-        overrides.plan("api", &entries, Micros::ZERO)
+        overrides.plan("api", &entries, Micros::ZERO).map(|assignment| &*assignment.plan)
     };
-    assert_eq!(plan(&[("org", "a"), ("user", "b")]).as_deref(), Some("pro"));
-    assert_eq!(plan(&[("user", "b"), ("org", "a")]).as_deref(), Some("free"));
-    assert_eq!(plan(&[("org", "a"), ("user", "c")]).as_deref(), Some("free"));
+    assert_eq!(plan(&[("org", "a"), ("user", "b")]), Some("pro"));
+    assert_eq!(plan(&[("user", "b"), ("org", "a")]), Some("free"));
+    assert_eq!(plan(&[("org", "a"), ("user", "c")]), Some("free"));
     assert_eq!(plan(&[("user", "c")]), None);
 }
 
@@ -246,7 +246,8 @@ proptest! {
 fn a_plan_is_found_by_the_only_key_with_plans() {
     let overrides = all(&[("plan|api|user=b", "pro")]);
     let entries = [Entry { key: "org", value: "a" }, Entry { key: "user", value: "b" }];
-    assert_eq!(overrides.plan("api", &entries, Micros::ZERO).as_deref(), Some("pro"));
+    let plan = overrides.plan("api", &entries, Micros::ZERO).map(|assignment| &*assignment.plan);
+    assert_eq!(plan, Some("pro"));
 }
 
 #[test]

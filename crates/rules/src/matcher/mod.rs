@@ -12,7 +12,8 @@ use std::{
 
 use foldhash::fast::RandomState;
 use hashbrown::HashTable;
-use sluicegate_algorithm::Consistency;
+use sluicegate_algorithm::{Consistency, Micros};
+use sluicegate_calendar::Anchor;
 use smallvec::SmallVec;
 
 use super::{
@@ -20,6 +21,7 @@ use super::{
     ip_prefix::IpPrefix,
     limit::{FailurePolicy, Limit},
     metadata::Metadata,
+    spec::PlanAssignment,
     wildcard::Wildcards,
 };
 
@@ -67,6 +69,8 @@ pub struct Rule {
     pub sheds: bool,
     /// Whether responses do not mention the limit (`visible: false`).
     pub is_hidden: bool,
+    /// Maximum of the random time that is added to `Retry-After`.
+    pub retry_jitter: Micros,
     /// Higher limits that apply while a resource has spare capacity.
     pub elastic: Option<Box<Elastic>>,
     /// Plan that the limit belongs to, and the rules of the other plans.
@@ -149,7 +153,7 @@ pub(crate) struct Plans {
 }
 
 /// Plans of entities, by the key and the value of an entry.
-pub(crate) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, Box<str>>>;
+pub(crate) type PlanAssignments = HashMap<Box<str>, HashMap<Box<str>, PlanAssignment>>;
 
 /// Kind of a modifier entry. Modifier entries are not part of the counter's name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -360,10 +364,8 @@ impl RuleSet {
         for (entry, node) in entries.zip(path) {
             if node.modifier == Some(ModifierEntry::Plan) {
                 named = Some(entry.value);
-            } else if let Some(entities) = plans.entities.get(entry.key)
-                && let Some(plan) = entities.get(entry.value)
-            {
-                assigned = Some(&**plan);
+            } else if let Some(assignment) = plans.assignment(entry) {
+                assigned = Some(&*assignment.plan);
             }
         }
         let Some(name) = named.or(assigned) else {
@@ -373,6 +375,15 @@ impl RuleSet {
             Some(rule) => &self.rules[*rule as usize],
             None => default,
         }
+    }
+
+    /// Returns when the calendar windows of the request's entity begin, where its plan assignment says so.
+    #[must_use]
+    pub fn assigned_anchor(&self, rule: &Rule, entries: &[Entry<'_>]) -> Option<&Anchor> {
+        let plan = self.rules[rule.id].plan.as_ref()?;
+        let assignments = entries.iter().filter_map(|entry| plan.plans.assignment(*entry));
+        let last = assignments.last()?;
+        Some(&last.anchor)
     }
 
     /// Returns the rule that applies to a descriptor.
@@ -476,6 +487,13 @@ impl RuleSet {
 
     pub(crate) fn node(&self, id: u32) -> &Node {
         &self.nodes[id as usize]
+    }
+}
+
+impl Plans {
+    /// Returns the assignment of the entity with this entry.
+    fn assignment(&self, entry: Entry<'_>) -> Option<&PlanAssignment> {
+        self.entities.get(entry.key)?.get(entry.value)
     }
 }
 

@@ -116,6 +116,9 @@ fn value_schema(value: &ValueSchema) -> Value {
         ValueSchema::Anything => json!({ "type": ["object", "null"] }),
         ValueSchema::List(items) => json!({ "type": ["array", "null"], "items": value_schema(items) }),
         ValueSchema::Map(map) => json!({ "$ref": reference(map) }),
+        ValueSchema::TextOrMap(map) => {
+            json!({ "anyOf": [value_schema(&ValueSchema::Text), { "$ref": reference(map) }] })
+        }
         ValueSchema::Named(values) => {
             let values = value_schema(values);
             json!({ "type": "object", "patternProperties": { "^<<$": true }, "additionalProperties": values })

@@ -70,6 +70,13 @@ fn every_example_is_valid() {
 const VALUES: &[&str] = &[
     "a",
     "first_request",
+    "calendar",
+    "Europe/Berlin",
+    "sunday",
+    "entity",
+    "06:00",
+    "{a: {b: a}}",
+    "{a: {b: {plan: a, day: 31}}}",
     "{a: {b: {unit: day, requests_per_unit: 1}}}",
     "x",
     "''",
@@ -154,6 +161,8 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
             let mut bases = vec![
                 "",
                 "unit: hour, requests_per_unit: 9, ",
+                "unit: week, requests_per_unit: 9, window: calendar, ",
+                "unit: month, unit_multiplier: 3, requests_per_unit: 9, window: calendar, ",
                 "unit: hour, ",
                 "requests_per_unit: 9, ",
                 "algorithm: concurrency, limit: 5, ",
@@ -206,6 +215,12 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
             let others = ["default: a", "limits: {a: {b: {unit: day, requests_per_unit: 1}}}"];
             let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(keyword)).collect();
             vec![format!("{{domain: d, plans: {{{}, {keyword}: {value}}}}}", others.join(", "))]
+        }
+        "assignment" => {
+            let plan = if keyword == "plan" { "" } else { "plan: a, " };
+            let entities = format!("{{x: {{y: {{{plan}{keyword}: {value}}}}}}}");
+            let limits = "{a: {b: {unit: day, requests_per_unit: 1}}}";
+            vec![format!("{{domain: d, plans: {{default: a, limits: {limits}, entities: {entities}}}}}")]
         }
         other => panic!("no files for {other}"),
     }

@@ -8,7 +8,7 @@ use sluicegate_overload::adaptive::Method;
 
 use super::{
     Reader,
-    keywords::{EDGES, MAX_PERCENT},
+    keywords::{EDGES, MAX_PERCENT, PHASE_ENTITY, WEEKDAYS},
     sharing::{Capacity, Sharing},
 };
 use crate::{diagnostic::Location, limit::Measure, matcher::ModifierEntry, yaml::Yaml};
@@ -74,6 +74,13 @@ impl AlgorithmKeywords {
                 let starts = WindowStart::ALL.map(|start| (start.name(), start));
                 set(&mut spec.window_start, reader.choice(keyword, node, &starts))
             }
+            "zone" => set(&mut spec.anchor.zone, reader.zone(node)),
+            "week_starts" => set(&mut spec.anchor.week_starts, reader.choice(keyword, node, &WEEKDAYS)),
+            "month" => set(&mut spec.anchor.month, reader.up_to(keyword, node, 12)),
+            "day" => set(&mut spec.anchor.day, reader.up_to(keyword, node, 31)),
+            "at" => set(&mut spec.anchor.at, reader.time_of_day(keyword, node)),
+            // The engine sets the phase of each entity.
+            "phase" => set(&mut spec.phase, reader.choice(keyword, node, &[(PHASE_ENTITY, Micros::ZERO)])),
             "buckets" => set(&mut spec.buckets, reader.number(keyword, node)),
             "edge" => set(&mut spec.edge, reader.choice(keyword, node, &EDGES)),
             "burst" => set(&mut spec.burst, reader.number(keyword, node)),
@@ -275,7 +282,7 @@ fn set<T>(field: &mut Option<T>, value: Option<T>) -> bool {
     field.is_some()
 }
 
-fn duration(reader: &mut Reader<'_, '_>, keyword: &str, node: &Yaml) -> Option<Micros> {
+pub(super) fn duration(reader: &mut Reader<'_, '_>, keyword: &str, node: &Yaml) -> Option<Micros> {
     let text = reader.text(keyword, node)?;
     let parsed = humantime::parse_duration(&text).ok();
     let micros = parsed.and_then(|duration| u64::try_from(duration.as_micros()).ok());

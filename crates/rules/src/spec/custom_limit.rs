@@ -32,8 +32,19 @@ impl CustomLimit {
 }
 
 /// Keywords that depend on other rules or on the rule's descriptor, so that a custom limit cannot have them.
-const RULE_FILE_KEYWORDS: &[&str] =
-    &["name", "replaces", "holder", "class", "shares", "reserve", "shed", "visible", "elastic", "by_plan"];
+const RULE_FILE_KEYWORDS: &[&str] = &[
+    "name",
+    "replaces",
+    "holder",
+    "class",
+    "shares",
+    "reserve",
+    "shed",
+    "visible",
+    "retry_jitter",
+    "elastic",
+    "by_plan",
+];
 
 /// Reads a custom limit. Returns `None` if it is invalid.
 fn read_custom_limit(text: &str, options: Options, diagnostics: &mut Diagnostics<'_>) -> Option<CustomLimit> {

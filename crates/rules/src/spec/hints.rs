@@ -170,6 +170,14 @@ pub(crate) fn nearest<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> O
     (distance * 2 <= name.chars().count()).then_some(nearest)
 }
 
+/// Returns `; did you mean …?` with the most similar known name, or nothing if none is similar.
+pub(crate) fn did_you_mean<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> String {
+    match most_similar(name, known) {
+        Some((distance, known)) if distance < name.chars().count() => format!("; did you mean {known:?}?"),
+        _ => String::new(),
+    }
+}
+
 /// Returns the name with the smallest distance and the distance, at most 3.
 fn most_similar<'n>(name: &str, known: impl Iterator<Item = &'n str>) -> Option<(usize, &'n str)> {
     if name.len() > MAX_COMPARED_BYTES {

@@ -3,6 +3,7 @@
 //! The reader supports no other keywords, and the JSON Schema for editors is generated from these maps.
 
 use sluicegate_algorithm::{Algorithm, Consistency, WindowStart, sliding_window::WindowEdge};
+use sluicegate_calendar::Weekday;
 use sluicegate_overload::adaptive::Method;
 
 use crate::limit::{FailurePolicy, Unit};
@@ -52,6 +53,8 @@ pub(crate) enum ValueSchema {
     Anything,
     List(&'static ValueSchema),
     Map(&'static MapSchema),
+    /// A scalar as text, or a map.
+    TextOrMap(&'static MapSchema),
     /// A map with names as keys, chosen by the author of the file.
     Named(&'static ValueSchema),
 }
@@ -71,13 +74,25 @@ const fn keyword(name: &'static str, value: ValueSchema, description: &'static s
 }
 
 /// All maps with keywords.
-pub(crate) const MAPS: [&MapSchema; 8] =
-    [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS];
+pub(crate) const MAPS: [&MapSchema; 9] =
+    [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS, &ASSIGNMENT];
 
 /// Values of `charge`, and whether they mean that a request takes hits from all of its limits or from none.
 pub(super) const CHARGES: [(&str, bool); 2] = [("each", false), ("all", true)];
 /// Values of `edge`.
 pub(super) const EDGES: [(&str, WindowEdge); 2] = [("weighted", WindowEdge::Weighted), ("strict", WindowEdge::Strict)];
+/// Values of `week_starts`.
+pub(super) const WEEKDAYS: [(&str, Weekday); 7] = [
+    ("monday", Weekday::Monday),
+    ("tuesday", Weekday::Tuesday),
+    ("wednesday", Weekday::Wednesday),
+    ("thursday", Weekday::Thursday),
+    ("friday", Weekday::Friday),
+    ("saturday", Weekday::Saturday),
+    ("sunday", Weekday::Sunday),
+];
+/// The value of `phase`.
+pub(super) const PHASE_ENTITY: &str = "entity";
 /// Maximum percentage of soft and elastic limits; a higher one is treated as a mistake.
 pub(super) const MAX_PERCENT: u32 = 1_000;
 
@@ -208,8 +223,43 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         keyword(
             "window",
             ValueSchema::Choice(|| WindowStart::ALL.map(WindowStart::name).to_vec()),
-            "When a fixed window begins: at multiples of its length since 1970 (epoch, the default), or with the first hit \
-             of each entity (first_request).",
+            "When a fixed window begins: at multiples of its length since 1970 (epoch, the default), with the first hit of \
+             each entity (first_request), or at the boundaries of the calendar (calendar).",
+        ),
+        keyword(
+            "zone",
+            ValueSchema::Text,
+            "The time zone of a calendar window, such as Europe/Berlin; UTC by default.",
+        ),
+        keyword(
+            "week_starts",
+            ValueSchema::Choice(|| WEEKDAYS.map(|(name, _)| name).to_vec()),
+            "The first day of a calendar window of a week; monday by default.",
+        ),
+        keyword(
+            "month",
+            ValueSchema::UpTo(12),
+            "The first month of calendar windows of several months or a year; 1 by default.",
+        ),
+        keyword(
+            "day",
+            ValueSchema::UpTo(31),
+            "The first day of calendar windows of months or years; in shorter months their last day. 1 by default.",
+        ),
+        keyword(
+            "at",
+            ValueSchema::Text,
+            "The local time at which calendar windows of days or more begin, such as 06:00; midnight by default.",
+        ),
+        keyword(
+            "phase",
+            ValueSchema::Choice(|| vec![PHASE_ENTITY]),
+            "With entity, the fixed windows of each entity begin at another time, so that they do not all end together.",
+        ),
+        keyword(
+            "retry_jitter",
+            ValueSchema::Duration,
+            "A random time up to this one is added to Retry-After, so that callers do not all return at the same time.",
         ),
         keyword(
             "buckets",
@@ -400,9 +450,36 @@ pub(crate) static PLANS: MapSchema = MapSchema {
         ),
         keyword(
             "entities",
-            ValueSchema::Named(&ValueSchema::Named(&ValueSchema::Text)),
+            ValueSchema::Named(&ValueSchema::Named(&ValueSchema::TextOrMap(&ASSIGNMENT))),
             "The plans of entities, by the key and the value of an entry.",
         ),
     ],
     required: &["default", "limits"],
+};
+
+pub(crate) static ASSIGNMENT: MapSchema = MapSchema {
+    name: "assignment",
+    context: "in the plan of an entity",
+    example: "{ plan: gold, day: 15 }",
+    keywords: &[
+        keyword("plan", ValueSchema::Text, "The name of the plan."),
+        keyword("zone", ValueSchema::Text, "The time zone of the entity's calendar windows, in place of the limit's."),
+        keyword(
+            "week_starts",
+            ValueSchema::Choice(|| WEEKDAYS.map(|(name, _)| name).to_vec()),
+            "The first day of the entity's weeks, in place of the limit's.",
+        ),
+        keyword("month", ValueSchema::UpTo(12), "The first month of the entity's years, in place of the limit's."),
+        keyword(
+            "day",
+            ValueSchema::UpTo(31),
+            "The first day of the entity's months and years, in place of the limit's.",
+        ),
+        keyword(
+            "at",
+            ValueSchema::Text,
+            "The local time at which the entity's windows begin, in place of the limit's.",
+        ),
+    ],
+    required: &["plan"],
 };

@@ -4,6 +4,8 @@
 //! a rule file.
 
 mod algorithm;
+mod anchor;
+mod assignment;
 mod custom_limit;
 mod elastic;
 pub(super) mod hints;
@@ -13,6 +15,7 @@ mod rate_limit;
 mod scalars;
 mod sharing;
 
+pub use assignment::PlanAssignment;
 pub(super) use plans::Plans;
 pub(super) use rate_limit::{RateLimit, ReplacedLimit};
 
@@ -147,13 +150,21 @@ struct Reader<'r, 'p> {
     instances: u32,
     /// See [`Options::peers`].
     peers: bool,
+    /// Whether the next limit by months or years has a note that they are not those of the calendar.
+    notes: bool,
     /// Keywords that a message about an unknown key of the last map has suggested.
     suggested: Vec<&'static str>,
 }
 
 impl<'r, 'p> Reader<'r, 'p> {
     fn new(diagnostics: &'r mut Diagnostics<'p>, options: Options) -> Self {
-        Self { diagnostics, instances: options.instances.into(), peers: options.peers, suggested: Vec::new() }
+        Self {
+            diagnostics,
+            instances: options.instances.into(),
+            peers: options.peers,
+            notes: options.notes,
+            suggested: Vec::new(),
+        }
     }
 
     /// Returns the map's known keys with their locations and values, and reports unknown and duplicate keys.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{RateLimit, Reader, keywords::PLANS};
+use super::{PlanAssignment, RateLimit, Reader, keywords::PLANS};
 use crate::{
     diagnostic::Location,
     yaml::{Kind, Yaml},
@@ -21,7 +21,7 @@ pub(crate) struct Plans {
     /// Plans by name.
     pub(crate) plans: BTreeMap<String, Plan>,
     /// Plans of entities without a plan entry, by the key and the value of an entry.
-    pub(crate) entities: HashMap<(Box<str>, Box<str>), String>,
+    pub(crate) entities: HashMap<(Box<str>, Box<str>), PlanAssignment>,
 }
 
 /// The limits of one plan, by name.
@@ -63,8 +63,8 @@ impl Reader<'_, '_> {
                 "entities" => {
                     for (key, _, value) in self.named_entries("entities", value) {
                         for (entity, _, plan) in self.named_entries(&key, value) {
-                            let name = self.text("the plan of an entity", plan).unwrap_or_default();
-                            entities.push(((key.as_str().into(), entity.into()), name, plan.location));
+                            let assignment = self.assignment(plan).unwrap_or_default();
+                            entities.push(((key.as_str().into(), entity.into()), assignment, plan.location));
                         }
                     }
                 }
@@ -80,11 +80,12 @@ impl Reader<'_, '_> {
             let message = format!("the default plan {:?} is not one of {}", plans.default, plans.names());
             self.diagnostics.error(default_location, message);
         }
-        for (entity, plan, location) in entities {
-            if !plans.plans.contains_key(&plan) {
+        for (entity, assignment, location) in entities {
+            let plan = &*assignment.plan;
+            if !plans.plans.contains_key(plan) {
                 self.diagnostics.error(location, format!("the plan {plan:?} is not one of {}", plans.names()));
             }
-            plans.entities.insert(entity, plan);
+            plans.entities.insert(entity, assignment);
         }
         plans
     }

@@ -1,6 +1,6 @@
 //! [`RateLimit`]: the content of `rate_limit` in a rule file.
 
-use sluicegate_algorithm::Consistency;
+use sluicegate_algorithm::{Consistency, Micros};
 
 use super::{
     Reader, algorithm, elastic, hints,
@@ -30,6 +30,8 @@ pub(crate) struct RateLimit {
     pub(crate) classes: Vec<Box<str>>,
     pub(crate) sheds: bool,
     pub(crate) is_hidden: bool,
+    /// Maximum time that is added to `Retry-After`.
+    pub(crate) retry_jitter: Micros,
     pub(crate) elastic: Option<Elastic>,
     /// Name of the limit in the request's plan that applies in place of this one.
     pub(crate) by_plan: Option<(String, Location)>,
@@ -177,6 +179,9 @@ impl Reader<'_, '_> {
                 }
                 "shed" => rate_limit.sheds = self.boolean(key, value),
                 "visible" => rate_limit.is_hidden = !self.boolean(key, value),
+                "retry_jitter" => {
+                    rate_limit.retry_jitter = algorithm::duration(self, key, value).unwrap_or_default();
+                }
                 "elastic" => keywords.elastic = self.elastic(value).map(|elastic| (elastic, *location)),
                 "by_plan" => rate_limit.by_plan = self.text(key, value).map(|name| (name, *location)),
                 keyword => keywords.algorithm.read(self, keyword, *location, value),
@@ -224,6 +229,20 @@ impl Reader<'_, '_> {
                 return None;
             }
         };
+        if self.notes
+            && limit.is_default()
+            && let Some(Field { value: Some(unit @ (Unit::Month | Unit::Year)), location }) = rate.unit
+        {
+            // Once in a file.
+            self.notes = false;
+            let days = unit.seconds() / 86_400;
+            let name = unit.name();
+            let message = format!(
+                "a window of the unit {name} has {days} days and begins at a multiple of {days} days since 1970, as in \
+                 envoyproxy/ratelimit; window: calendar begins it with the {name} of the calendar"
+            );
+            self.diagnostics.note(location, message);
+        }
         if self.peers && limit.algorithm().spec().is_none() {
             let message = format!(
                 "{} is enforced by each instance alone, because its counters are not exchanged with peers",

@@ -111,3 +111,50 @@ fn a_consistency_that_the_limit_does_not_support_is_rejected() {
         }
     }
 }
+
+#[test]
+fn windows_of_the_calendar_have_a_unit_and_an_anchor_that_fit() {
+    let read = |keywords: &str| {
+        read_descriptor(&format!("rate_limit: {{requests_per_unit: 9, {keywords}}}")).map(|limit| limit.unwrap())
+    };
+    for (keywords, expected) in [
+        ("unit: hour, window: calendar, zone: Asia/Kolkata", "9 per hour, from minute 0 in Asia/Kolkata"),
+        ("unit: day, window: calendar, at: 06:30", "9 per day, from 06:30 in UTC"),
+        ("unit: week, window: calendar, week_starts: sunday", "9 per week, from Sunday at 00:00 in UTC"),
+        (
+            "unit: month, window: calendar, zone: europe/berlin, day: 15, at: '06:00'",
+            "9 per month, from day 15 at 06:00 in Europe/Berlin",
+        ),
+        (
+            "unit: month, unit_multiplier: 3, window: calendar, month: 2",
+            "9 per 3 months, from day 1 of month 2 at 00:00 in UTC",
+        ),
+        ("unit: year, window: calendar", "9 per year, from day 1 of month 1 at 00:00 in UTC"),
+        ("unit: day, phase: entity", "9 per day, each entity with its own phase"),
+        ("unit: day, phase: entity, window: epoch", "9 per day, each entity with its own phase"),
+    ] {
+        assert_eq!(read(keywords).unwrap().limit.unwrap().to_string(), expected);
+    }
+    for (keywords, expected) in [
+        ("unit: minute, window: calendar", "window: calendar requires the unit hour, day, week, month or year"),
+        ("unit: month, unit_multiplier: 5, window: calendar", "or with unit: month a divisor of 12"),
+        ("unit: day, unit_multiplier: 2, window: calendar", "unit_multiplier must be 1"),
+        ("unit: day, window: calendar, day: 3", "day requires windows of months or years"),
+        ("unit: month, window: calendar, month: 3", "month requires windows of several months"),
+        ("unit: month, window: calendar, week_starts: monday", "week_starts requires windows of a week"),
+        ("unit: hour, window: calendar, at: 06:00", "at cannot be combined with windows of an hour"),
+        ("unit: month, window: calendar, day: 32", "day must be a number from 1 to 31"),
+        ("unit: month, window: calendar, day: 0", "day must be a number from 1 to 31"),
+        ("unit: month, window: calendar, zone: Europe/Berln", "did you mean \"Europe/Berlin\"?"),
+        ("unit: month, window: calendar, at: 6am", "at must be a time of day such as \"06:00\", not \"6am\""),
+        ("unit: month, window: calender", "window \"calender\" is not one of"),
+        ("unit: month, day: 15", "zone, week_starts, day, month and at require window: calendar"),
+        ("unit: month, window: first_request, zone: UTC", "require window: calendar"),
+        ("unit: month, window: first_request, phase: entity", "phase cannot be combined with window"),
+        ("unit: month, window: calendar, phase: entity", "phase cannot be combined with window"),
+        ("unit: month, window: calendar, algorithm: gcra", "window is not supported by algorithm gcra"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{requests_per_unit: 9, {keywords}}}"));
+        assert!(error.contains(expected), "{keywords}: {error}");
+    }
+}
