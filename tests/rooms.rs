@@ -30,6 +30,7 @@ const ALGORITHMS: &[&str] = &[
     "list",
     "program",
     "reports",
+    "scheduled_window",
     "shares",
     "sliding_log",
     "sliding_window",

@@ -12,3 +12,5 @@ mod other_implementations;
 mod over_the_wire;
 /// The bytes of states, which other versions of the service read.
 mod state_bytes;
+/// Windows of the calendar under a shifted clock.
+mod windows;

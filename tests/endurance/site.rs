@@ -17,6 +17,7 @@ use crate::{
         RedisCluster, Server,
         certificates::{Authority, Files},
         control_plane::ControlPlane,
+        fake_clock,
         network::Network,
         operator::{OPERATE, READ},
         server::{Builder, command},
@@ -196,13 +197,6 @@ impl Site {
             sleep(Duration::from_millis(100));
         }
     }
-}
-
-/// Returns the path of the library that changes the wall clock of a process.
-fn fake_clock() -> String {
-    let folders = fs::read_dir("/usr/lib").unwrap().flatten();
-    let library = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
-    library.expect("libfaketime is missing: run tests/setup.sh (make test does)").display().to_string()
 }
 
 /// A file system of a few megabytes; removed when dropped.

@@ -5,13 +5,16 @@ microsecond at which the same cost is allowed. `python3 derive.py` writes the fi
 `tests/algorithms/golden_vectors.rs` compares the service with them.
 """
 
+import calendar
 import json
 import math
 import pathlib
 import random
+from datetime import datetime, time, timedelta
 from fractions import Fraction
+from zoneinfo import ZoneInfo
 
-SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
+SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "month": 30 * 86400, "year": 365 * 86400}
 START = 1_763_672_400_000_000  # a whole number of minutes and of hours
 
 
@@ -103,6 +106,61 @@ class FixedWindow(Limiter):
 
     def reset(self, at):
         return self.window - at % self.window
+
+
+class CalendarWindow(FixedWindow):
+    """A fixed window of the calendar: the last day or hour, of those that begin one, that is not after the time."""
+
+    def set_up(self, limit):
+        super().set_up(limit)
+        self.limit = limit
+        self.zone = ZoneInfo(limit.get("zone", "UTC"))
+        self.known = (0, 0)
+
+    def begins_window(self, day):
+        months = {"month": 1, "year": 12}.get(self.limit["unit"], 0) * self.limit.get("unit_multiplier", 1)
+        if self.limit["unit"] == "week":
+            return day.strftime("%A").lower() == self.limit.get("week_starts", "monday")
+        if months == 0:
+            return True
+        if (day.month - self.limit.get("month", 1)) % months:
+            return False
+        last = calendar.monthrange(day.year, day.month)[1]
+        return day.day == min(self.limit.get("day", 1), last)
+
+    def boundaries(self, at):
+        """Returns the boundaries around a time. Python's fold=0 is RFC 5545's choice of the offset."""
+        local = datetime.fromtimestamp(at // 1_000_000, self.zone)
+        found = set()
+        if self.limit["unit"] == "hour":
+            minute = at // 60_000_000 * 60
+            for second in range(minute - 7_200, minute + 7_200, 60):
+                if datetime.fromtimestamp(second, self.zone).minute == 0:
+                    found.add(second * 1_000_000)
+        else:
+            time_of_day = time.fromisoformat(self.limit.get("at", "00:00"))
+            for days in range(-370, 740):
+                day = local.date() + timedelta(days)
+                if self.begins_window(day):
+                    found.add(int(datetime.combine(day, time_of_day, self.zone).timestamp()) * 1_000_000)
+        return max(b for b in found if b <= at), min(b for b in found if b > at)
+
+    def window_at(self, at):
+        if not self.known[0] <= at < self.known[1]:
+            self.known = self.boundaries(at)
+        return self.known
+
+    def used(self, at):
+        return self.counts.get(self.window_at(at), 0)
+
+    def take(self, cost, at):
+        self.counts[self.window_at(at)] = self.used(at) + cost
+
+    def refund(self, cost, at):
+        self.counts[self.window_at(at)] = max(0, self.used(at) - cost)
+
+    def reset(self, at):
+        return self.window_at(at)[1] - at
 
 
 class FirstRequest(Limiter):
@@ -400,6 +458,7 @@ class SharedSlots(Concurrency, Classes):
 KINDS = {
     "fixed_window": FixedWindow,
     "first_request": FirstRequest,
+    "calendar": CalendarWindow,
     "sliding_window": SlidingWindow,
     "sliding_log": SlidingLog,
     "token_bucket": Bucket,
@@ -417,6 +476,12 @@ LIMITS = [
     {**MINUTE, "count_denied": False, "soft": "20%"},
     {**MINUTE, "window": "first_request"},
     {**SEVEN, "window": "first_request", "count_denied": False, "soft": "20%"},
+    {**MINUTE, "phase": "entity"},  # the entity of the tests has the phase 0
+    {**MINUTE, "unit": "hour", "window": "calendar", "zone": "Asia/Kolkata"},
+    {**MINUTE, "unit": "day", "window": "calendar", "zone": "America/New_York", "count_denied": False, "soft": "20%"},
+    {**MINUTE, "unit": "month", "window": "calendar", "zone": "Europe/Berlin", "day": 31, "at": "06:00"},
+    {**MINUTE, "unit": "month", "unit_multiplier": 3, "window": "calendar"},
+    {**MINUTE, "unit": "year", "window": "calendar", "month": 4, "day": 6, "zone": "Europe/London"},
     {**MINUTE, "algorithm": "sliding_window"},
     {**MINUTE, "algorithm": "sliding_window", "edge": "strict", "soft": "20%"},
     {**MINUTE, "algorithm": "sliding_window", "buckets": 6},
@@ -454,8 +519,7 @@ def derive(limit, steps=60):
     kind = limit.get("algorithm", "fixed_window")
     if "capacity" in limit:
         kind = "shares" if isinstance(limit["capacity"], str) else "shared_slots"
-    if limit.get("window") == "first_request":
-        kind = "first_request"
+    kind = limit.get("window", kind)
     limiter = WarmUp(limit) if "warm_up" in limit else KINDS[kind](limit)
     shared = isinstance(limiter, Classes)
     rng = random.Random(json.dumps(limit, sort_keys=True))
@@ -485,7 +549,9 @@ def main():
     for limit in LIMITS:
         name_parts = ["shared"] if "capacity" in limit else [limit.get("algorithm", "fixed_window")]
         keys = (key for key in sorted(limit) if key not in ("algorithm", "unit", "class", "shares"))
-        name_parts += [f"{key}-{str(limit[key]).rstrip('%').replace('/', '-per-').lower()}" for key in keys]
+        for key in keys:
+            value = str(limit[key]).rstrip("%").replace(":", "").lower()
+            name_parts.append(f"{key}-{value.replace('/', '-' if key == 'zone' else '-per-')}")
         text = json.dumps(derive(limit), indent=None).replace('{"at_us"', '\n{"at_us"')
         (folder / ("_".join(name_parts) + ".json")).write_text(text + "\n")
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use sluicegate::{
     algorithm::{
-        Action, Algorithm, Classes, LimitSpec, MaxHits, Micros, Operation, Program, State,
+        Action, Algorithm, Classes, LimitSpec, Limiter as _, MaxHits, Micros, Operation, Program, State,
         first_request::FirstRequestWindow,
         fixed_window::FixedWindow,
         gcra::Gcra,
@@ -327,7 +327,8 @@ async fn a_foreign_value_is_replaced_by_the_first_hit() {
         let warm_up = spec.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
         let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.keywords.contains(&"shares"));
         for count_denied in [None, Some(false)] {
-            let limit = (kind.build)(&LimitSpec { warm_up, classes, count_denied, ..spec }).unwrap();
+            let phase = (kind.name == ScheduledWindow::NAME).then_some(Micros::ZERO);
+            let limit = (kind.build)(&LimitSpec { warm_up, classes, count_denied, phase, ..spec }).unwrap();
             programs.push((kind.name, limit.into()));
             programs.extend(limit.leasing().map(|leasing| (kind.name, leasing)));
         }

@@ -132,7 +132,7 @@ fn a_keyword_of_another_algorithm_is_rejected() {
             "2:83: algorithm \"window\" is not one of fixed_window, sliding_window, sliding_log, token_bucket, \
              leaky_bucket, gcra, concurrency, shares, adaptive",
         ),
-        ("window: second_request", "2:80: window \"second_request\" is not one of epoch, first_request"),
+        ("window: second_request", "2:80: window \"second_request\" is not one of epoch, first_request, calendar"),
         (
             "window: first_request, algorithm: gcra",
             "2:72: window is not supported by algorithm gcra, only by fixed_window",

@@ -33,7 +33,7 @@ pub(crate) use self::{
     proxy::{Fault, Proxy},
     redis::RedisServer,
     redis_topologies::{RedisCluster, Sentinels, ring},
-    server::Server,
+    server::{Server, fake_clock},
 };
 
 /// Maximum time to wait for a condition: no working operation takes this long, even on a busy machine.

@@ -283,3 +283,10 @@ pub(crate) fn post(url: &str, body: &[u8]) -> (u16, String) {
 pub(crate) fn agent() -> ureq::Agent {
     ureq::Agent::config_builder().http_status_as_error(false).timeout_global(Some(DEADLINE)).build().into()
 }
+
+/// Returns the path of the library that changes the wall clock of a process.
+pub(crate) fn fake_clock() -> String {
+    let folders = std::fs::read_dir("/usr/lib").unwrap().flatten();
+    let library = folders.map(|folder| folder.path().join("faketime/libfaketimeMT.so.1")).find(|path| path.exists());
+    library.expect("libfaketime is missing: run tests/setup.sh (make test does)").display().to_string()
+}
