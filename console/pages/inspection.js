@@ -6,11 +6,10 @@ import { locationText, modeWord, spaced, targetKind, targetText } from "../words
 import { CounterPicture } from "./counter_picture.js";
 
 // Whether the same request would be allowed, as a sentence.
-function decisionText({ allowed = false, counter }) {
+function decisionText({ allowed = false, counter, others = [] }) {
   if (allowed) return "The same request would be allowed now.";
-  if (counter?.retryAfterUs !== undefined) {
-    return `The same request would be denied now. It would be allowed in ${duration(integer(counter.retryAfterUs))}.`;
-  }
+  const waits = [counter, ...others].filter((limit) => limit?.retryAfterUs !== undefined).map((limit) => integer(limit.retryAfterUs));
+  if (waits.length > 0) return `The same request would be denied now. It would be allowed in ${duration(Math.max(...waits))}.`;
   return "The same request would be denied, until a limit or a switch changes.";
 }
 
@@ -65,5 +64,6 @@ export function Inspection({ descriptor }) {
       <li key=${index}>${targetKind(override.target)} for <${Text} value=${targetText(override.target)} />: <strong><${Text} value=${modeWord(override.value)} /></strong>
         ${override.author && html` <span class="muted">by <${Text} value=${override.author} /></span>`}
         ${override.reason && html` <span class="muted">“<${Text} value=${override.reason} />”</span>`}<${MatchesNothing} override=${override} /></li>`)}</ul>`}
-    ${data.counter && html`<${CounterFacts} counter=${data.counter} />`}`;
+    ${data.counter && html`<${CounterFacts} counter=${data.counter} />`}
+    ${data.others?.map((counter) => html`<${CounterFacts} key=${counter.key} counter=${counter} />`)}`;
 }

@@ -17,6 +17,8 @@ mod override_store;
 mod pauses;
 /// Wrong passwords, certificates and ports.
 mod setup_mistakes;
+/// Rules with several limits.
+mod several_limits;
 /// The state in Redis, and exact limits shared by many callers.
 pub(crate) mod stores;
 /// Clusters, sentinels and rings: locations of counters, migrations and failovers.

@@ -240,9 +240,7 @@ fn a_second_limit_on_one_value_needs_another_key() {
     };
     let duplicate = "4:3: duplicate descriptor with key \"user\"; first defined at line 3";
     assert_only(&two("user"), &format!("{duplicate}; for two limits on the same value, "));
-    assert!(
-        diagnostics(&two("user"))[0].contains("another key, such as \"user_per_day\", and send a second descriptor")
-    );
+    assert!(diagnostics(&two("user"))[0].contains("replace rate_limit by rate_limits, a list of limits"));
     let same = two("user").replace("minute", "day");
     assert_eq!(diagnostics(&same), [duplicate], "the limits are for the same window");
     let file = SourceFile { name: "a.yaml".into(), text: two("user_per_day") };

@@ -111,6 +111,10 @@ pub(crate) struct ExactStatus {
     pub(crate) retry_after: Option<Duration>,
     /// If the request is allowed: time that it must wait before it continues.
     pub(crate) delay: Option<Duration>,
+    /// Statuses by the other limits of a rule with several.
+    pub(crate) others: Vec<ExactStatus>,
+    /// Name of the limit, if the rule has several.
+    pub(crate) name: Option<String>,
 }
 
 impl ExactStatus {
@@ -132,6 +136,14 @@ impl ExactStatus {
             reset: duration("reset_us"),
             retry_after: duration("retry_after_us"),
             delay: duration("delay_us"),
+            others: match field("others") {
+                Some(Kind::ListValue(list)) => list.values.iter().map(Self::read).collect(),
+                _ => Vec::new(),
+            },
+            name: match field("name") {
+                Some(Kind::StringValue(name)) => Some(name.clone()),
+                _ => None,
+            },
         }
     }
 }

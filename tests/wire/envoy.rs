@@ -20,7 +20,7 @@ use crate::support::{
     RedisServer, Server,
     envoy::Envoy,
     repository, rules,
-    server::{command, post},
+    server::{agent, command, post},
     tool, wait_for,
 };
 
@@ -131,6 +131,51 @@ fn each_user_has_a_separate_limit() {
     assert_eq!(envoy.get("/", &[("x-user", "bob")]).0, 200);
     let (code, headers) = envoy.get("/", &[]);
     assert_eq!((code, header(&headers, "x-ratelimit-limit")), (200, ""), "a request without a user has no descriptor");
+}
+
+/// Envoy sends the message and the headers of the rule that denies a request, and headers about all of its limits.
+#[test]
+fn a_denial_by_one_of_several_limits_says_what_its_rule_says() {
+    let text = "
+domain: envoy
+descriptors:
+- key: user
+  rate_limits:
+  - { unit: hour, requests_per_unit: 5, algorithm: gcra, burst: 5 }
+  - unit: month
+    requests_per_unit: 2
+    name: monthly
+    window: calendar
+    denial:
+      message: '{\"limit\": \"{limit}\", \"name\": \"{name}\", \"wait\": {wait}}'
+      content_type: application/problem+json
+      headers: { X-Upgrade: 'https://example.com/?limit={name}' }
+      status: 402
+";
+    let folder = rules(&[("envoy.yaml", text)]);
+    let server = Server::builder().rules(folder.path()).store("memory").set("response.headers", "true").start();
+    let envoy = Envoy::start(server.grpc, upstream().0, false);
+    for _ in 0..2 {
+        let (code, headers) = envoy.get("/", &[("x-user", "alice")]);
+        assert_eq!((code, header(&headers, "x-upgrade")), (200, ""));
+        let policy = header(&headers, "ratelimit-policy");
+        assert!(policy.contains("\"monthly\";q=2;w=2592000") && policy.contains("q=5;"), "{policy}");
+    }
+    let url = format!("http://{}/", envoy.address());
+    let mut response = agent().get(url).header("x-user", "alice").call().unwrap();
+    assert_eq!(response.status().as_u16(), 429, "Envoy's configuration has the status");
+    assert_eq!(header(response.headers(), "content-type"), "application/problem+json");
+    assert_eq!(header(response.headers(), "x-upgrade"), "https://example.com/?limit=monthly");
+    let wait: u64 = header(response.headers(), "retry-after").parse().unwrap();
+    let body: serde_json::Value = serde_json::from_str(&response.body_mut().read_to_string().unwrap()).unwrap();
+    assert_eq!((&body["limit"], &body["name"]), (&"2 per month".into(), &"monthly".into()));
+    assert!(body["wait"].as_u64().unwrap().abs_diff(wait) <= 1 && wait > 3_600 / 5, "{body} {wait}");
+    // The other limit was not charged by the denial, and /json has the status of the rule.
+    let entries = serde_json::json!([{"entries": [{"key": "user", "value": "alice"}]}]);
+    let request = serde_json::json!({"domain": "envoy", "descriptors": entries});
+    let (code, body) = post(&server.url("/json"), request.to_string().as_bytes());
+    assert_eq!(code, 402);
+    assert!(body.contains("rawBody"), "{body}");
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use sluicegate_algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, Program, State};
 use sluicegate_rules::{FailurePolicy, Limit, Metadata, Rule};
 use sluicegate_store::{Blocks, Charge, Counter, Decider, Hit, HitDecision, Memory, Store, StoreError};
@@ -12,9 +13,9 @@ use smallvec::SmallVec;
 
 use super::{
     DecideError, Descriptor, Engine, Feedback, OverrideKind, Request, Snapshot, key,
-    matching::{AppliedLimit, Match},
+    matching::{AppliedLimit, Match, MatchOf},
     overrides::Mode,
-    prepared::{ChargedLimit, PreparedDescriptor, PreparedRequest},
+    prepared::{ChargedLimit, Prepared, PreparedLimit, PreparedRequest},
     statistics::{CountContext, Outcome},
     verdict::{Code, CurrentLimit, Status, Verdict},
 };
@@ -37,7 +38,13 @@ impl<S: Store> Engine<S> {
         self.finish_grants(&prepared);
         if !prepared.needs_no_store() {
             let hits = prepared.hits();
-            let answers = self.store.apply(&hits, prepared.charge_of(&hits), now).await;
+            let answers = match prepared.parts().as_slice() {
+                [part] => self.store.apply(&hits, part.charge, now).await,
+                parts => {
+                    let calls = parts.iter().map(|part| self.store.apply(&hits[part.hits.clone()], part.charge, now));
+                    join_all(calls).await.into_iter().flatten().collect()
+                }
+            };
             drop(hits);
             prepared.set_answers(answers);
         }
@@ -102,27 +109,45 @@ impl<S> Engine<S> {
         }
         let mut is_denied = false;
         // It has 600 bytes. The only returned value is written where the caller wants it, without a copy.
-        let mut prepared =
-            PreparedRequest { request, now, descriptors: SmallVec::new(), charge, is_denied_by_switch: false };
-        for (index, matched) in self.matches(snapshot, request, now).into_iter().enumerate() {
+        let mut prepared = PreparedRequest {
+            request,
+            now,
+            limits: SmallVec::new(),
+            charge,
+            has_several: false,
+            is_denied_by_switch: false,
+        };
+        let mut denied_of_several = SmallVec::<[usize; 1]>::new();
+        for MatchOf { descriptor: index, matched } in self.matches(snapshot, request, now) {
             let descriptor = &request.descriptors[index];
             debug_assert!(descriptor.hits <= MAX_NUMBER, "decoders must bound the number of hits");
-            prepared.descriptors.push(match matched {
-                Match::None | Match::NoDomain | Match::NoRule => PreparedDescriptor::NoLimit(None),
-                Match::Off => PreparedDescriptor::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
-                Match::Unlimited(_, override_kind) => PreparedDescriptor::Unlimited(override_kind),
+            let outcome = match matched {
+                Match::None | Match::NoDomain | Match::NoRule => Prepared::NoLimit(None),
+                Match::Off => Prepared::NoLimit(Some(OverrideKind::Switch(Mode::Off))),
+                Match::Unlimited(_, override_kind) => Prepared::Unlimited(override_kind),
                 Match::Denied(applied) => {
                     is_denied |= self.denies_requests(snapshot, &applied);
+                    if applied.is_one_of_several && self.denies_requests(snapshot, &applied) {
+                        denied_of_several.push(index);
+                    }
                     self.count_denied_by_switch(request.domain, descriptor, &applied, now);
-                    PreparedDescriptor::Denied(applied)
+                    Prepared::Denied(applied)
                 }
                 Match::Limited(applied) => {
-                    let feedback = request.feedback.get(index).copied().unwrap_or_default();
+                    let mut feedback = request.feedback.get(index).copied().unwrap_or_default();
+                    if applied.is_one_of_several {
+                        // A grant would be of one limit only.
+                        feedback = Feedback { sample: feedback.sample, ..Feedback::default() };
+                        prepared.has_several = true;
+                    }
                     let blocks = self.blocks(snapshot, descriptor, &applied);
-                    let charged = self.charge(request.domain, descriptor, applied, feedback, blocks, shard_by);
-                    PreparedDescriptor::Charged(charged)
+                    Prepared::Charged(self.charge(request.domain, descriptor, applied, feedback, blocks, shard_by))
                 }
-            });
+            };
+            prepared.limits.push(PreparedLimit { descriptor: index, outcome });
+        }
+        for descriptor in denied_of_several {
+            prepared.peek_only_of(descriptor);
         }
         if charge == Charge::All {
             if is_denied {
@@ -145,15 +170,18 @@ impl<S> Engine<S> {
         let is_charged_together = prepared.charge == Charge::All && prepared.charged().count() > 1;
         let is_nothing_taken =
             prepared.is_denied_by_switch || is_charged_together && prepared.charged().any(ChargedLimit::denies_all);
-        for ChargedLimit { descriptor, applied, answer, .. } in prepared.charged() {
+        for limit in prepared.charged() {
+            let ChargedLimit { descriptor, applied, answer, is_one_of_several, .. } = limit;
             let Ok(answer) = answer else {
                 continue;
             };
             let is_allowed = answer.decision.allowed;
             self.record_top(domain, descriptor, applied, is_allowed, now);
-            if !(is_nothing_taken && is_allowed) {
-                self.count(descriptor, applied, applied.base_limit(), answer, !is_charged_together, now);
+            if is_allowed && (is_nothing_taken || prepared.is_denied_together(limit)) {
+                continue;
             }
+            let is_charged_alone = !is_charged_together && !is_one_of_several;
+            self.count(descriptor, applied, applied.base_limit(), answer, is_charged_alone, now);
         }
         for limit in prepared.charged_mut() {
             if let Err(error) = limit.answer {
@@ -177,7 +205,9 @@ impl<S> Engine<S> {
         let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
         let algorithm = *applied.limit.algorithm();
-        let name = key::name(self.scope, domain, shard_by, entries, &applied.path, &Program::Limit(algorithm), hash);
+        let mut name =
+            key::name(self.scope, domain, shard_by, entries, &applied.path, &Program::Limit(algorithm), hash);
+        applied.append_limit_name(&mut name);
         let program = applied.for_caller(algorithm, descriptor, feedback.sample, &name).into();
         let counter =
             Counter { name, program, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
@@ -196,7 +226,8 @@ impl<S> Engine<S> {
         };
         let finished_grant = feedback.reports;
         let answer = Err(StoreError::Missing);
-        ChargedLimit { descriptor, applied, hit, included_in: None, finished_grant, answer }
+        let is_one_of_several = applied.is_one_of_several;
+        ChargedLimit { descriptor, applied, is_one_of_several, hit, included_in: None, finished_grant, answer }
     }
 
     /// Returns when the hit of a limit denies the whole request.
@@ -355,21 +386,15 @@ impl<S> Engine<S> {
     /// Builds the verdict of a request whose limits all have an answer.
     fn verdict(&self, snapshot: &Snapshot, prepared: &PreparedRequest<'_, '_>) -> Verdict {
         let mut statuses = SmallVec::<[Status; 1]>::new();
-        for descriptor in &prepared.descriptors {
-            statuses.push(match descriptor {
-                PreparedDescriptor::NoLimit(override_kind) => {
-                    Status { quota: self.settings.quota_mode, override_kind: *override_kind, ..Status::NO_LIMIT }
-                }
-                PreparedDescriptor::Unlimited(override_kind) => {
-                    Status { override_kind: *override_kind, ..Status::UNLIMITED }
-                }
-                PreparedDescriptor::Denied(applied) => self.denial(applied),
-                PreparedDescriptor::Charged(limit) => {
-                    debug_assert!(limit.answer.is_ok(), "failure policies decide before the verdict");
-                    let status = self.status(&limit.applied, limit.answer.unwrap_or_default());
-                    if status.is_over() { status.with_cost(limit.descriptor.hits) } else { status }
-                }
-            });
+        for limit in &prepared.limits {
+            let status = self.status_of(&limit.outcome);
+            if limit.descriptor < statuses.len()
+                && let Some(status_before) = statuses.last_mut()
+            {
+                status_before.join(status);
+            } else {
+                statuses.push(status);
+            }
         }
         let overall = match Verdict::overall(&statuses) {
             Code::OverLimit if self.is_global_shadow(snapshot) => {
@@ -378,8 +403,24 @@ impl<S> Engine<S> {
             }
             code => code,
         };
-        let metadata = if self.settings.metadata { metadata(&prepared.descriptors, &statuses) } else { None };
+        let metadata = if self.settings.metadata { metadata(&prepared.limits, &statuses) } else { None };
         Verdict { overall, statuses, metadata }
+    }
+
+    /// Returns the status of a descriptor by one limit.
+    fn status_of(&self, outcome: &Prepared<'_, '_>) -> Status {
+        match outcome {
+            Prepared::NoLimit(override_kind) => {
+                Status { quota: self.settings.quota_mode, override_kind: *override_kind, ..Status::NO_LIMIT }
+            }
+            Prepared::Unlimited(override_kind) => Status { override_kind: *override_kind, ..Status::UNLIMITED },
+            Prepared::Denied(applied) => self.denial(applied),
+            Prepared::Charged(limit) => {
+                debug_assert!(limit.answer.is_ok(), "failure policies decide before the verdict");
+                let status = self.status(&limit.applied, limit.answer.unwrap_or_default());
+                if status.is_over() { status.with_cost(limit.descriptor.hits) } else { status }
+            }
+        }
     }
 
     /// Returns the status of a descriptor that an override denies. Its reset time is unknown.
@@ -425,7 +466,14 @@ impl<S> Engine<S> {
             denial_counts: applied.limit.denial_counts() || applied.rule.is_some_and(|rule| rule.elastic.is_some()),
             quota: self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode),
             unlimited: false,
+            others: Vec::new(),
+            denial: None,
         };
+        if status.is_over()
+            && let Some(rule) = applied.rule
+        {
+            status.denial.clone_from(&rule.denial);
+        }
         if applied.rule.is_some_and(|rule| rule.is_hidden) {
             status.hide();
         }
@@ -442,13 +490,19 @@ fn action(descriptor: &Descriptor<'_>) -> Action {
 }
 
 /// Merges the metadata of the rules that allowed their descriptors. The first rule that sets a key wins.
-fn metadata(descriptors: &[PreparedDescriptor<'_, '_>], statuses: &[Status]) -> Option<Metadata> {
+fn metadata(limits: &[PreparedLimit<'_, '_>], statuses: &[Status]) -> Option<Metadata> {
     let mut merged: Option<Metadata> = None;
-    for (descriptor, status) in descriptors.iter().zip(statuses) {
-        if status.code != Code::Ok {
+    let mut next = 0;
+    for limit in limits {
+        // The limits of a rule share its metadata.
+        if limit.descriptor < next {
             continue;
         }
-        let rule = descriptor.applied().and_then(|applied| applied.rule);
+        next = limit.descriptor + 1;
+        if statuses[limit.descriptor].code != Code::Ok {
+            continue;
+        }
+        let rule = limit.outcome.applied().and_then(|applied| applied.rule);
         let Some(metadata) = rule.and_then(|rule| rule.metadata.as_ref()) else {
             continue;
         };

@@ -52,7 +52,8 @@ pub fn waits(verdict: &Verdict) -> Vec<(&'static str, String)> {
 /// Returns the value of `RateLimit-Policy`: every limit with its quota and window.
 fn policies(verdict: &Verdict) -> String {
     let mut text = String::new();
-    for limit in verdict.statuses.iter().filter_map(|status| status.limit.as_ref()) {
+    let statuses = verdict.statuses.iter().flat_map(|status| std::iter::once(status).chain(&status.others));
+    for limit in statuses.filter_map(|status| status.limit.as_ref()) {
         let window_seconds = match limit.measure {
             Measure::Rate { .. } => Some(limit.window.ceil_secs().max(1)),
             Measure::InFlight { .. } => None,

@@ -5,11 +5,11 @@ use sluicegate_algorithm::{
 };
 use sluicegate_rules::{Entry, Limit, Rule};
 use sluicegate_store::{Counter, Store, StoreError};
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 use super::{
     DecideError, Descriptor, Engine, Override, OverrideKind, Request, Snapshot, key,
-    matching::{AppliedLimit, Match},
+    matching::{AppliedLimit, Match, MatchOf},
     overrides::Origin,
     verdict::never_fits,
 };
@@ -25,8 +25,10 @@ pub struct Inspection {
     pub overrides: Vec<(Origin, Override)>,
     /// The kind of the override that is in force.
     pub override_kind: Option<OverrideKind>,
-    /// The state of the counter; `None` if nothing is counted.
+    /// The state of the counter, of the first limit if there are several; `None` if nothing is counted.
     pub counter: Option<CounterState>,
+    /// The states of the counters of further limits.
+    pub others: Vec<CounterState>,
     /// Whether a request with these hits would be allowed.
     pub allowed: bool,
     /// The maximum of hits in one request, if the limit can never allow these hits.
@@ -89,50 +91,80 @@ impl<S: Store> Engine<S> {
         let snapshot = self.rules.load_full();
         let request = peek_request(domain, entries);
         let descriptor = &request.descriptors[0];
-        let matched = self.find_match(&snapshot, domain, descriptor, now);
-        let rule = matched.rule().or_else(|| snapshot.rule_set().rule_for(domain, entries));
-        let inspection = Inspection {
+        let mut matches = SmallVec::new();
+        self.add_matches(&snapshot, domain, descriptor, now, 0, &mut matches);
+        let first = &matches[0].matched;
+        let rule = first.rule().or_else(|| snapshot.rule_set().rule_for(domain, entries));
+        let mut inspection = Inspection {
             match_steps: snapshot.rule_set().explain(domain, entries),
             rule: rule.map(|rule| rule.id),
             overrides: snapshot.overrides.applicable(domain, entries, rule, now),
-            override_kind: match &matched {
+            override_kind: match first {
                 Match::None | Match::NoDomain | Match::NoRule => None,
                 Match::Off => Some(OverrideKind::Switch(super::overrides::Mode::Off)),
                 Match::Unlimited(_, override_kind) => *override_kind,
                 Match::Limited(applied) | Match::Denied(applied) => applied.override_kind(),
             },
             counter: None,
-            allowed: !matches!(&matched, Match::Denied(denied) if !self.is_shadow(&snapshot, denied)),
+            others: Vec::new(),
+            allowed: true,
             max_hits: None,
         };
-        let Match::Limited(applied) = &matched else {
-            return Ok(inspection);
-        };
-        let counter = self.counter_of(&request, applied, &snapshot);
+        for MatchOf { matched, .. } in &matches {
+            match matched {
+                Match::Denied(applied) => inspection.allowed &= self.is_shadow(&snapshot, applied),
+                Match::Limited(applied) => {
+                    self.inspect_limit(&snapshot, &request, applied, hits, now, &mut inspection).await?;
+                }
+                Match::None | Match::NoDomain | Match::NoRule | Match::Off | Match::Unlimited(..) => {}
+            }
+        }
+        Ok(inspection)
+    }
+
+    /// Adds the state of a limit's counter.
+    async fn inspect_limit(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        applied: &AppliedLimit<'_>,
+        hits: u32,
+        now: Micros,
+        inspection: &mut Inspection,
+    ) -> Result<(), StoreError> {
+        let descriptor = &request.descriptors[0];
+        let counter = self.counter_of(request, applied, snapshot);
         let algorithm = applied.for_caller(*applied.limit.algorithm(), descriptor, None, counter.key.as_bytes());
         // The shared counter is read, not this instance's cache, lease or eventual counter.
         let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
         let (state, at) = self.store.read(&stored, now).await?;
         let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
-        let allowed = decision.allowed || self.is_shadow(&snapshot, applied);
+        let allowed = decision.allowed || self.is_shadow(snapshot, applied);
         let (base_quota, _) = applied.base_limit().policy();
         let quota = match decision.limit {
             Some(limit) => limit.into(),
             None => base_quota,
         };
-        let never_fits = !allowed && never_fits(decision.retry_after, quota, hits.into());
+        inspection.allowed &= allowed;
+        if !allowed && never_fits(decision.retry_after, quota, hits.into()) {
+            inspection.max_hits = Some(inspection.max_hits.unwrap_or(u64::MAX).min(quota));
+        }
         let shares = Assignments::new(Assignments::MAX_TTL);
-        let name = self.counter_name(&snapshot, domain, entries, applied, shares);
+        let name = self.counter_name(snapshot, request.domain, &descriptor.entries, applied, shares);
         let shares = Counter { name, program: shares.into(), ..stored };
         let (shares_state, _) = self.store.read(&shares, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
-        let counter_state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
-        let max_hits = never_fits.then_some(quota);
-        Ok(Inspection { counter: Some(counter_state), allowed, max_hits, ..inspection })
+        let state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
+        match inspection.counter {
+            None => inspection.counter = Some(state),
+            Some(_) => inspection.others.push(state),
+        }
+        Ok(())
     }
 
-    /// Deletes the counter of a descriptor. Returns its name and whether it existed, or `None` if nothing is counted.
+    /// Deletes the counter of a descriptor, and those of further limits. Returns the name of the first and whether one
+    /// existed, or `None` if nothing is counted.
     ///
     /// # Errors
     ///
@@ -145,12 +177,21 @@ impl<S: Store> Engine<S> {
     ) -> Result<Option<(CounterLocation, bool)>, StoreError> {
         let snapshot = self.rules.load_full();
         let request = peek_request(domain, entries);
-        let Match::Limited(applied) = self.find_match(&snapshot, domain, &request.descriptors[0], now) else {
-            return Ok(None);
-        };
-        let counter = self.counter_of(&request, &applied, &snapshot);
-        let existed = self.store.delete(counter.key.as_bytes(), counter.per_second).await?;
-        Ok(Some((counter, existed)))
+        let mut matches = SmallVec::new();
+        self.add_matches(&snapshot, domain, &request.descriptors[0], now, 0, &mut matches);
+        let mut deleted: Option<(CounterLocation, bool)> = None;
+        for MatchOf { matched, .. } in &matches {
+            let Match::Limited(applied) = matched else {
+                continue;
+            };
+            let counter = self.counter_of(&request, applied, &snapshot);
+            let existed = self.store.delete(counter.key.as_bytes(), counter.per_second).await?;
+            match &mut deleted {
+                None => deleted = Some((counter, existed)),
+                Some((_, any_existed)) => *any_existed |= existed,
+            }
+        }
+        Ok(deleted)
     }
 
     /// Refunds hits to the counter of a descriptor, up to its full capacity.
@@ -191,7 +232,9 @@ impl<S> Engine<S> {
         let shard_by = key::shard_by(snapshot.rule_set(), domain);
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        key::name(self.scope, domain, shard_by, entries, &applied.path, &program.into(), hash)
+        let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, &program.into(), hash);
+        applied.append_limit_name(&mut name);
+        name
     }
 }
 

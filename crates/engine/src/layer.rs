@@ -107,8 +107,8 @@ where
         if let Some(verdict) = &verdict
             && verdict.is_denied()
         {
-            let all = headers::all(verdict);
-            return Box::pin(async move { Ok(denied_response(all)) });
+            let response = denied_response(verdict);
+            return Box::pin(async move { Ok(response) });
         }
         let response = self.inner.call(Request::from_parts(head, body));
         let Some(verdict) = verdict else {
@@ -135,16 +135,23 @@ where
     }
 }
 
-fn denied_response<R: Default>(headers: Vec<(&'static str, String)>) -> Response<R> {
+/// Returns the response to a denied request, with the status and the headers of the rule that denies it.
+fn denied_response<R: Default>(verdict: &Verdict) -> Response<R> {
     let mut response = Response::new(R::default());
     *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-    add_headers(response.headers_mut(), headers);
+    add_headers(response.headers_mut(), headers::all(verdict));
+    if let Some(denial) = verdict.denial_response() {
+        if let Some(status) = denial.status.and_then(|status| StatusCode::from_u16(status).ok()) {
+            *response.status_mut() = status;
+        }
+        add_headers(response.headers_mut(), denial.headers);
+    }
     response
 }
 
-fn add_headers(headers: &mut HeaderMap, new: Vec<(&'static str, String)>) {
+fn add_headers<N: AsRef<str>>(headers: &mut HeaderMap, new: Vec<(N, String)>) {
     for (name, value) in new {
-        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+        if let (Ok(name), Ok(value)) = (HeaderName::try_from(name.as_ref()), HeaderValue::try_from(value)) {
             headers.insert(name, value);
         }
     }

@@ -10,6 +10,7 @@
 mod candidate;
 mod clock;
 mod decide;
+mod denial;
 mod engine;
 mod evaluate;
 #[cfg(any(test, feature = "fuzz"))]
@@ -37,6 +38,7 @@ mod verdict;
 
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
 pub use clock::Clock;
+pub use denial::DenialResponse;
 pub use engine::Engine;
 pub use inspect::{CounterLocation, CounterState, Inspection};
 pub use long_value::{MAX_PLAIN_BYTES, bounded, ends_like_bounded};

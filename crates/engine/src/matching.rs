@@ -8,12 +8,13 @@ use sluicegate_algorithm::{
 };
 use sluicegate_calendar::Anchor;
 use sluicegate_metrics::WorkerId;
-use sluicegate_rules::{Allowance, CustomLimit, Limit, Lookup, ModifierEntry, Path, Rule};
+use sluicegate_placement::{ESCAPED, escape};
+use sluicegate_rules::{Allowance, CustomLimit, Limit, Lookup, ModifierEntry, Path, PlanAssignment, Rule};
 use smallvec::SmallVec;
 
 use super::{
     Descriptor, Engine, OverrideKind, Request, Snapshot,
-    overrides::{EntityLimit, Mode},
+    overrides::Mode,
     statistics::{self, CountContext, Series, Shedding},
 };
 
@@ -27,6 +28,8 @@ pub(super) struct AppliedLimit<'s> {
     pub(super) custom_limit: Option<&'s CustomLimit>,
     /// When the calendar windows of the entity begin, where its plan assignment says so.
     pub(super) anchor: Option<&'s Anchor>,
+    /// Whether the limit is one of several of its rule, which are charged together.
+    pub(super) is_one_of_several: bool,
     /// The mode that a switch has set for the rule.
     pub(super) mode: Option<Mode>,
     pub(super) path: Path<'s>,
@@ -106,6 +109,17 @@ impl<'s> AppliedLimit<'s> {
         }
     }
 
+    /// Appends the name of a further limit of a rule to the name of its counter.
+    pub(super) fn append_limit_name(&self, counter: &mut Vec<u8>) {
+        if let Some(rule) = self.rule
+            && rule.is_further
+            && let Some(name) = &rule.name
+        {
+            counter.push(b'#');
+            escape(counter, name, ESCAPED);
+        }
+    }
+
     pub(super) fn consistency(&self) -> Consistency {
         match (self.custom_limit, self.rule) {
             (Some(custom_limit), _) => custom_limit.consistency,
@@ -168,6 +182,48 @@ impl SeriesRef<'_> {
     }
 }
 
+/// A match of a descriptor. A rule with several limits has several.
+pub(super) struct MatchOf<'s> {
+    /// Index of the descriptor in its request.
+    pub(super) descriptor: usize,
+    pub(super) matched: Match<'s>,
+}
+
+/// What applies to one descriptor, before the limits of a rule are told apart.
+struct Found<'s> {
+    /// The rule, that of the entity's plan if it has plans, and the nodes that the descriptor matched.
+    rule: Option<(&'s Rule, Path<'s>)>,
+    /// The limits of an override.
+    custom_limit: Option<&'s CustomLimit>,
+    /// When the calendar windows of the entity begin, where its plan assignment says so.
+    anchor: Option<&'s Anchor>,
+}
+
+impl<'s> Found<'s> {
+    /// Returns the further limits of the rule, unless one limit of an override or of the request replaces all of them.
+    fn further_limits(&self, snapshot: &'s Snapshot, descriptor: &Descriptor<'_>) -> Vec<Self> {
+        let Some((rule, path)) = &self.rule else {
+            return Vec::new();
+        };
+        if rule.further.is_empty() || is_replaced(self.custom_limit, descriptor) {
+            return Vec::new();
+        }
+        let mut further = Vec::new();
+        for rule in snapshot.rule_set().further_limits(rule) {
+            further.push(Self { rule: Some((rule, path.clone())), ..*self });
+        }
+        further
+    }
+}
+
+/// Returns whether one limit of an override, or of the request, replaces all limits of the rule.
+fn is_replaced(custom_limit: Option<&CustomLimit>, descriptor: &Descriptor<'_>) -> bool {
+    match custom_limit {
+        Some(custom_limit) => custom_limit.by_name.is_empty(),
+        None => descriptor.requested_limit.is_some(),
+    }
+}
+
 /// The result of matching one descriptor with the rules and overrides.
 pub(super) enum Match<'s> {
     /// No limit applies.
@@ -187,6 +243,14 @@ pub(super) enum Match<'s> {
 }
 
 impl<'s> Match<'s> {
+    /// Returns the match of a limit that is charged together with others of its rule.
+    fn one_of_several(mut self) -> Self {
+        if let Self::Limited(applied) | Self::Denied(applied) = &mut self {
+            applied.is_one_of_several = true;
+        }
+        self
+    }
+
     pub(super) fn rule(&self) -> Option<&'s Rule> {
         match self {
             Self::None | Self::NoDomain | Self::NoRule | Self::Off => None,
@@ -203,20 +267,20 @@ impl<S> Engine<S> {
         snapshot: &'s Snapshot,
         request: &'s Request<'_>,
         now: Micros,
-    ) -> SmallVec<[Match<'s>; 1]> {
-        let mut matches = SmallVec::<[Match<'s>; 1]>::new();
-        for descriptor in &request.descriptors {
-            let matched = self.find_match(snapshot, request.domain, descriptor, now);
-            self.count_unmatched(request.domain, descriptor, &matched, now);
-            matches.push(matched);
+    ) -> SmallVec<[MatchOf<'s>; 1]> {
+        let mut matches = SmallVec::<[MatchOf<'s>; 1]>::new();
+        for (index, descriptor) in request.descriptors.iter().enumerate() {
+            let first = matches.len();
+            self.add_matches(snapshot, request.domain, descriptor, now, index, &mut matches);
+            self.count_unmatched(request.domain, descriptor, &matches[first].matched, now);
         }
         // A replaced limit still replaces others, as in envoyproxy/ratelimit, so one pass is enough.
         let mut replaced = SmallVec::<[&str; 2]>::new();
-        for rule in matches.iter().filter_map(Match::rule) {
+        for rule in matches.iter().filter_map(|found| found.matched.rule()) {
             replaced.extend(rule.replaces.iter().map(String::as_str));
         }
         if !replaced.is_empty() {
-            for matched in &mut matches {
+            for MatchOf { matched, .. } in &mut matches {
                 let name = matched.rule().and_then(|rule| rule.name.as_deref());
                 if name.is_some_and(|name| replaced.contains(&name)) {
                     *matched = Match::None;
@@ -224,6 +288,26 @@ impl<S> Engine<S> {
             }
         }
         matches
+    }
+
+    /// Adds the match of each limit that applies to a descriptor; there is at least one match.
+    pub(super) fn add_matches<'s>(
+        &self,
+        snapshot: &'s Snapshot,
+        domain: &str,
+        descriptor: &'s Descriptor<'_>,
+        now: Micros,
+        index: usize,
+        matches: &mut SmallVec<[MatchOf<'s>; 1]>,
+    ) {
+        let Some(found) = self.find(snapshot, domain, descriptor, now) else {
+            return matches.push(MatchOf { descriptor: index, matched: Match::NoDomain });
+        };
+        let further = found.further_limits(snapshot, descriptor);
+        matches.push(MatchOf { descriptor: index, matched: self.match_found(snapshot, domain, descriptor, found) });
+        for found in further {
+            matches.push(MatchOf { descriptor: index, matched: self.match_found(snapshot, domain, descriptor, found) });
+        }
     }
 
     /// Counts a descriptor that has no limit because the rules do not have its domain or keys.
@@ -235,6 +319,7 @@ impl<S> Engine<S> {
         }
     }
 
+    /// Matches a descriptor with the rules and overrides. Of a rule with several limits it is the first one.
     pub(super) fn find_match<'s>(
         &self,
         snapshot: &'s Snapshot,
@@ -242,32 +327,116 @@ impl<S> Engine<S> {
         descriptor: &'s Descriptor<'_>,
         now: Micros,
     ) -> Match<'s> {
+        match self.find(snapshot, domain, descriptor, now) {
+            Some(found) => self.match_found(snapshot, domain, descriptor, found),
+            None => Match::NoDomain,
+        }
+    }
+
+    /// Finds the rule and the override of a descriptor. Returns `None` if the rules do not have its domain.
+    fn find<'s>(
+        &self,
+        snapshot: &'s Snapshot,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        now: Micros,
+    ) -> Option<Found<'s>> {
         // The override is looked up first, so that the processor searches the rules while it waits for the override's
         // memory.
         let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
-        let rule_match = match snapshot.rule_set().find(domain, descriptor.entries.iter().copied()) {
-            Lookup::UnknownDomain => return Match::NoDomain,
-            Lookup::NoLimit => None,
-            Lookup::Rule(rule, path) => Some((rule, path)),
-        };
+        let mut found = Found { rule: None, custom_limit: None, anchor: None };
+        match snapshot.rule_set().find(domain, descriptor.entries.iter().copied()) {
+            Lookup::UnknownDomain => return None,
+            Lookup::NoLimit => {}
+            Lookup::Rule(rule, path) => found.rule = Some((rule, path)),
+        }
         // An override without a rule applies only to its exact descriptor: longer descriptors would otherwise each get
         // a counter.
         if let Some(entity_limit) = entity_limit
-            && (rule_match.is_some() || entity_limit.entries == descriptor.entries.len())
+            && (found.rule.is_some() || entity_limit.entries == descriptor.entries.len())
         {
-            return self.match_custom_limit(snapshot, domain, descriptor, rule_match, entity_limit);
+            found.custom_limit = Some(entity_limit.limit);
+        }
+        if let Some((rule, path)) = &mut found.rule
+            && rule.plan.is_some()
+        {
+            let assigned = snapshot.overrides.plan(domain, &descriptor.entries, now);
+            if !is_replaced(found.custom_limit, descriptor) {
+                *rule = self.rule_of_plan(snapshot, descriptor, rule, path, assigned);
+            }
+            found.anchor = match assigned {
+                Some(assigned) => Some(&assigned.anchor),
+                None => snapshot.rule_set().assigned_anchor(rule, &descriptor.entries),
+            };
+        }
+        Some(found)
+    }
+
+    /// Returns the rule of the plan that an override assigns to the entity, or else `rule`.
+    fn rule_of_plan<'s>(
+        &self,
+        snapshot: &'s Snapshot,
+        descriptor: &Descriptor<'_>,
+        rule: &'s Rule,
+        path: &Path<'_>,
+        assigned: Option<&PlanAssignment>,
+    ) -> &'s Rule {
+        if let Some(assigned) = assigned
+            && let Some(rule) = snapshot.rule_set().rule_for_plan(rule, &assigned.plan)
+        {
+            return rule;
+        }
+        let is_unknown = assigned.is_some()
+            || rule.plan.as_ref().is_some_and(|plan| plan.is_other_plan_requested(&descriptor.entries, path));
+        if is_unknown {
+            self.statistics.unknown_plan.add(self.worker, 1);
+        }
+        rule
+    }
+
+    /// Returns the limit that applies to a descriptor: that of an override, of the request, or of the rule.
+    fn match_found<'s>(
+        &self,
+        snapshot: &'s Snapshot,
+        domain: &str,
+        descriptor: &'s Descriptor<'_>,
+        found: Found<'s>,
+    ) -> Match<'s> {
+        let mut name = None;
+        let mut is_one_of_several = false;
+        if let Some((rule, _)) = &found.rule {
+            name = rule.name.as_deref();
+            let has_several = rule.is_further || !rule.further.is_empty();
+            is_one_of_several = has_several && !is_replaced(found.custom_limit, descriptor);
+        }
+        let matched = self.match_one(snapshot, domain, descriptor, found, name);
+        if is_one_of_several { matched.one_of_several() } else { matched }
+    }
+
+    fn match_one<'s>(
+        &self,
+        snapshot: &'s Snapshot,
+        domain: &str,
+        descriptor: &'s Descriptor<'_>,
+        found: Found<'s>,
+        name: Option<&str>,
+    ) -> Match<'s> {
+        if let Some(custom_limit) = found.custom_limit
+            && let Some(custom_limit) = custom_limit.for_limit(name)
+        {
+            return self.match_custom_limit(snapshot, domain, descriptor, found, custom_limit);
         }
         if let Some(limit) = descriptor.requested_limit.as_deref() {
             let applied = self.limit_without_rule(domain, descriptor, limit);
             return self.apply_switches(snapshot, domain, descriptor, applied);
         }
-        match rule_match {
-            Some((rule, path)) => self.match_rule(snapshot, domain, descriptor, rule, path, now),
+        match found.rule {
+            Some((rule, path)) => self.match_rule(snapshot, domain, descriptor, rule, path, found.anchor),
             None => Match::NoRule,
         }
     }
 
-    /// Applies the rule, or the rule of the plan that an override assigns to the entity.
+    /// Applies a rule.
     fn match_rule<'s>(
         &self,
         snapshot: &'s Snapshot,
@@ -275,22 +444,8 @@ impl<S> Engine<S> {
         descriptor: &'s Descriptor<'_>,
         rule: &'s Rule,
         path: Path<'s>,
-        now: Micros,
+        anchor: Option<&'s Anchor>,
     ) -> Match<'s> {
-        let assigned_plan =
-            if rule.plan.is_some() { snapshot.overrides.plan(domain, &descriptor.entries, now) } else { None };
-        let rule_of_plan = assigned_plan.and_then(|assigned| snapshot.rule_set().rule_for_plan(rule, &assigned.plan));
-        let rule = match rule_of_plan {
-            Some(rule) => rule,
-            None => {
-                let is_unknown = assigned_plan.is_some()
-                    || rule.plan.as_ref().is_some_and(|plan| plan.is_other_plan_requested(&descriptor.entries, &path));
-                if is_unknown {
-                    self.statistics.unknown_plan.add(self.worker, 1);
-                }
-                rule
-            }
-        };
         let Some(limit) = &rule.limit else {
             if snapshot.modes.mode_of(domain, Some(rule)) != Some(Mode::Deny) {
                 return Match::Unlimited(Some(rule), None);
@@ -303,14 +458,9 @@ impl<S> Engine<S> {
             (Some(elastic), Some(resource)) => elastic.at(resource.utilization()),
             _ => None,
         };
-        let mut applied = self.applied_limit(snapshot, domain, descriptor, rule, path, elastic_limit.unwrap_or(limit));
-        if rule.plan.is_some() {
-            applied.anchor = match assigned_plan {
-                Some(assigned) => Some(&assigned.anchor),
-                None => snapshot.rule_set().assigned_anchor(rule, &descriptor.entries),
-            };
-        }
-        self.apply_switches(snapshot, domain, descriptor, applied)
+        let limit = elastic_limit.unwrap_or(limit);
+        let applied = self.applied_limit(snapshot, domain, descriptor, rule, path, limit);
+        self.apply_switches(snapshot, domain, descriptor, AppliedLimit { anchor, ..applied })
     }
 
     /// Returns a limit of a rule, with the series in which the descriptor's hits are counted.
@@ -332,7 +482,17 @@ impl<S> Engine<S> {
             SeriesRef::Rule(&rule_state.statistics.series)
         };
         let shedding = rule_state.statistics.shedding.as_deref();
-        AppliedLimit { limit, rule: Some(rule), custom_limit: None, anchor: None, mode: None, path, series, shedding }
+        AppliedLimit {
+            limit,
+            rule: Some(rule),
+            custom_limit: None,
+            anchor: None,
+            is_one_of_several: false,
+            mode: None,
+            path,
+            series,
+            shedding,
+        }
     }
 
     /// Applies an entity's limit from an override, in place of the limit of the matching rule.
@@ -341,11 +501,11 @@ impl<S> Engine<S> {
         snapshot: &'s Snapshot,
         domain: &str,
         descriptor: &'s Descriptor<'_>,
-        rule_match: Option<(&'s Rule, Path<'s>)>,
-        EntityLimit { limit: custom_limit, .. }: EntityLimit<'s>,
+        found: Found<'s>,
+        custom_limit: &'s CustomLimit,
     ) -> Match<'s> {
         let limit = &custom_limit.limit;
-        let applied = match rule_match {
+        let applied = match found.rule {
             Some((rule, path)) => self.applied_limit(snapshot, domain, descriptor, rule, path, limit),
             None => self.limit_without_rule(domain, descriptor, limit),
         };
@@ -367,6 +527,7 @@ impl<S> Engine<S> {
             rule: None,
             custom_limit: None,
             anchor: None,
+            is_one_of_several: false,
             mode: None,
             path: Path::new(),
             series: SeriesRef::Dynamic(series, None),

@@ -1,5 +1,7 @@
 //! [`PreparedRequest`]: a request with the limits that it is charged to, between matching and the verdict.
 
+use std::{ops::Range, ptr};
+
 use sluicegate_algorithm::{Action, Micros};
 use sluicegate_store::{Charge, Counter, Hit, HitDecision, HitDecisions, Memory, StoreError};
 use smallvec::SmallVec;
@@ -11,16 +13,41 @@ use super::{Descriptor, OverrideKind, Request, matching::AppliedLimit};
 pub struct PreparedRequest<'s, 'd> {
     pub(super) request: &'s Request<'d>,
     pub(super) now: Micros,
-    /// What happens to each descriptor.
-    pub(super) descriptors: SmallVec<[PreparedDescriptor<'s, 'd>; 1]>,
+    /// What happens to each descriptor. A rule with several limits has several, one after the other.
+    pub(super) limits: SmallVec<[PreparedLimit<'s, 'd>; 1]>,
     pub(super) charge: Charge,
+    /// Whether a rule has several limits.
+    pub(super) has_several: bool,
     /// Whether an override denies the whole request, so that the other limits are only peeked.
     pub(super) is_denied_by_switch: bool,
 }
 
-/// What happens to one descriptor.
+/// Hits that are applied in one call.
+pub struct Part {
+    /// Indices in the list of hits.
+    pub hits: Range<usize>,
+    /// Whether the store charges all of them or none.
+    pub charge: Charge,
+}
+
+impl Part {
+    fn new(hits: Range<usize>, charge: Charge) -> Self {
+        // A single hit does not depend on the outcome of others.
+        let charge = if hits.len() == 1 { Charge::Each } else { charge };
+        Self { hits, charge }
+    }
+}
+
+/// A limit of a descriptor.
+pub(super) struct PreparedLimit<'s, 'd> {
+    /// Index of the descriptor in the request.
+    pub(super) descriptor: usize,
+    pub(super) outcome: Prepared<'s, 'd>,
+}
+
+/// What happens to a descriptor by one limit.
 #[expect(clippy::large_enum_variant, reason = "nearly all descriptors have a limit")]
-pub(super) enum PreparedDescriptor<'s, 'd> {
+pub(super) enum Prepared<'s, 'd> {
     /// No limit applies.
     NoLimit(Option<OverrideKind>),
     /// The rule or an override makes the descriptor unlimited.
@@ -31,7 +58,7 @@ pub(super) enum PreparedDescriptor<'s, 'd> {
     Charged(ChargedLimit<'s, 'd>),
 }
 
-impl<'s> PreparedDescriptor<'s, '_> {
+impl<'s> Prepared<'s, '_> {
     /// Returns the limit that allows or denies the descriptor.
     pub(super) fn applied(&self) -> Option<&AppliedLimit<'s>> {
         match self {
@@ -46,9 +73,11 @@ impl<'s> PreparedDescriptor<'s, '_> {
 pub(super) struct ChargedLimit<'s, 'd> {
     pub(super) descriptor: &'s Descriptor<'d>,
     pub(super) applied: AppliedLimit<'s>,
+    /// Whether the rule has further limits, which are charged together with this one or not at all.
+    pub(super) is_one_of_several: bool,
     /// The hit. Under [`Charge::All`] it includes the costs of later limits with the same counter.
     pub(super) hit: Hit,
-    /// The index of the earlier descriptor whose hit includes this one.
+    /// The index of the earlier limit whose hit includes this one.
     pub(super) included_in: Option<usize>,
     /// The id of a finished grant, and the number of its hits that the caller has admitted.
     pub(super) finished_grant: Option<(u64, u64)>,
@@ -70,7 +99,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         self.charged().next().is_none()
     }
 
-    /// Returns the hits that a store has to apply in one call.
+    /// Returns the hits that a store has to apply.
     #[must_use]
     pub fn hits(&self) -> SmallVec<[Hit<&Counter>; 1]> {
         let mut hits = SmallVec::new();
@@ -82,31 +111,53 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         hits
     }
 
-    /// Returns whether the store charges all of `hits` or none.
+    /// Returns the parts of [`Self::hits`] that a store applies in one call each.
+    ///
+    /// The limits of a rule with several are charged together. Without such rules there is one part.
     #[must_use]
-    pub fn charge_of(&self, hits: &[Hit<&Counter>]) -> Charge {
-        // A single hit does not depend on the outcome of others.
-        if hits.len() == 1 { Charge::Each } else { self.charge }
+    pub fn parts(&self) -> SmallVec<[Part; 1]> {
+        let mut parts = SmallVec::<[Part; 1]>::new();
+        if !self.has_several || self.charge == Charge::All {
+            let count = self.charged().filter(|limit| limit.included_in.is_none()).count();
+            parts.push(Part::new(0..count, self.charge));
+            return parts;
+        }
+        let mut descriptor = None;
+        for (index, limit) in self.charged().enumerate() {
+            let is_next = match descriptor {
+                Some(descriptor) if limit.is_one_of_several => ptr::eq(descriptor, limit.descriptor),
+                Some(_) | None => false,
+            };
+            descriptor = limit.is_one_of_several.then_some(limit.descriptor);
+            match parts.last_mut() {
+                Some(part) if is_next => part.hits.end = index + 1,
+                _ => parts.push(Part { hits: index..index + 1, charge: Charge::All }),
+            }
+        }
+        for part in &mut parts {
+            *part = Part::new(part.hits.clone(), part.charge);
+        }
+        parts
     }
 
     /// Sets the answers of the store to [`Self::hits`], in their order.
     pub fn set_answers(&mut self, answers: HitDecisions) {
         let mut answers = answers.into_iter();
-        for index in 0..self.descriptors.len() {
-            let PreparedDescriptor::Charged(limit) = &mut self.descriptors[index] else {
+        for index in 0..self.limits.len() {
+            let Prepared::Charged(limit) = &mut self.limits[index].outcome else {
                 continue;
             };
             let Some(first) = limit.included_in else {
                 limit.answer = answers.next().unwrap_or_else(|| Err(StoreError::missing()));
                 continue;
             };
-            let PreparedDescriptor::Charged(first) = &self.descriptors[first] else {
+            let Prepared::Charged(first) = &self.limits[first].outcome else {
                 debug_assert!(false, "a hit is included in one that does not exist");
                 continue;
             };
             // Only the first descriptor of a counter receives its grant.
             let answer = first.answer.map(|answer| HitDecision { grant: None, ..answer });
-            if let PreparedDescriptor::Charged(limit) = &mut self.descriptors[index] {
+            if let Prepared::Charged(limit) = &mut self.limits[index].outcome {
                 limit.answer = answer;
             }
         }
@@ -115,9 +166,12 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
 
     /// Applies the hits to counters in memory.
     pub fn apply_in(&mut self, memory: &Memory) {
-        if self.charge == Charge::All {
+        if self.charge == Charge::All || self.has_several {
             let hits = self.hits();
-            let answers = memory.decide_all(&hits, self.charge_of(&hits), self.now);
+            let mut answers = HitDecisions::new();
+            for Part { hits: part, charge } in self.parts() {
+                answers.extend(memory.decide_all(&hits[part], charge, self.now));
+            }
             drop(hits);
             return self.set_answers(answers);
         }
@@ -138,16 +192,41 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         }
     }
 
+    /// Replaces the takes of a descriptor by peeks, because an override of one of its limits denies it already.
+    pub(super) fn peek_only_of(&mut self, descriptor: usize) {
+        for limit in &mut self.limits {
+            if limit.descriptor == descriptor
+                && let Prepared::Charged(limit) = &mut limit.outcome
+                && limit.hit.action == Action::Take
+            {
+                limit.hit.action = Action::Peek;
+            }
+        }
+    }
+
+    /// Returns whether no limit of the rule takes a hit, because one of several denies the descriptor.
+    pub(super) fn is_denied_together(&self, limit: &ChargedLimit<'_, '_>) -> bool {
+        if !limit.is_one_of_several {
+            return false;
+        }
+        for other in self.charged() {
+            if ptr::addr_eq(other.descriptor, limit.descriptor) && other.denies_all() {
+                return true;
+            }
+        }
+        false
+    }
+
     /// Adds the cost of each hit to an earlier one on the same counter, because the hits of a call under [`Charge::All`]
     /// must name different counters.
     pub(super) fn join_hits_of_same_counters(&mut self) {
-        for index in 1..self.descriptors.len() {
-            let (earlier, later) = self.descriptors.split_at_mut(index);
-            let PreparedDescriptor::Charged(limit) = &mut later[0] else {
+        for index in 1..self.limits.len() {
+            let (earlier, later) = self.limits.split_at_mut(index);
+            let Prepared::Charged(limit) = &mut later[0].outcome else {
                 continue;
             };
-            for (first, descriptor) in earlier.iter_mut().enumerate() {
-                let PreparedDescriptor::Charged(other) = descriptor else {
+            for (first, other) in earlier.iter_mut().enumerate() {
+                let Prepared::Charged(other) = &mut other.outcome else {
                     continue;
                 };
                 let is_same = other.hit.counter.name == limit.hit.counter.name && other.hit.action == limit.hit.action;
@@ -162,16 +241,16 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
 
     /// Returns the limits that are charged.
     pub(super) fn charged(&self) -> impl Iterator<Item = &ChargedLimit<'s, 'd>> {
-        self.descriptors.iter().filter_map(|descriptor| match descriptor {
-            PreparedDescriptor::Charged(limit) => Some(limit),
+        self.limits.iter().filter_map(|limit| match &limit.outcome {
+            Prepared::Charged(limit) => Some(limit),
             _ => None,
         })
     }
 
     /// Returns the limits that are charged.
     pub(super) fn charged_mut(&mut self) -> impl Iterator<Item = &mut ChargedLimit<'s, 'd>> {
-        self.descriptors.iter_mut().filter_map(|descriptor| match descriptor {
-            PreparedDescriptor::Charged(limit) => Some(limit),
+        self.limits.iter_mut().filter_map(|limit| match &mut limit.outcome {
+            Prepared::Charged(limit) => Some(limit),
             _ => None,
         })
     }

@@ -543,3 +543,178 @@ fn retry_after_has_jitter_if_the_rule_says_so() {
     assert!(last - first > 1_800, "{waits:?}");
     assert_eq!(verdict.statuses[0].reset_seconds(), Some(wait), "the time of the reset is exact");
 }
+
+const SEVERAL: &str = "
+domain: api
+descriptors:
+- key: user
+  rate_limits:
+  - { unit: minute, requests_per_unit: 2, algorithm: gcra, burst: 2 }
+  - { unit: day, requests_per_unit: 3, name: per_day }
+  - { unit: month, requests_per_unit: 100, name: per_month, window: calendar }
+- { key: other, rate_limit: { unit: day, requests_per_unit: 5 } }
+";
+
+/// Returns the names and remaining hits of all limits of a descriptor, that of its status first.
+fn remaining(status: &Status) -> Vec<(&str, u32)> {
+    let statuses = std::iter::once(status).chain(&status.others);
+    statuses
+        .map(|status| {
+            let name = status.limit.as_ref().and_then(|limit| limit.name.as_deref());
+            (name.unwrap_or(""), status.remaining)
+        })
+        .collect()
+}
+
+fn decide_at(engine: &MemoryEngine, descriptors: &[Descriptor<'_>], second: u64) -> Verdict {
+    let request = Request { domain: "api", descriptors: descriptors.into(), feedback: Vec::new() };
+    engine.decide_in(&engine.store, &request, NOW + Micros::from_secs(second)).unwrap()
+}
+
+#[test]
+fn several_limits_of_a_rule_are_charged_together() {
+    let engine = engine(SEVERAL);
+    let user = descriptor(&[("user", "a")], 1);
+    let verdict = decide_at(&engine, &[user.clone()], 0);
+    assert_eq!(remaining(&verdict.statuses[0]), [("", 1), ("per_day", 2), ("per_month", 99)]);
+    decide_at(&engine, &[user.clone()], 0);
+    let denied = decide_at(&engine, &[user.clone()], 0);
+    assert!(denied.is_denied());
+    assert_eq!(remaining(&denied.statuses[0]), [("", 0), ("per_day", 1), ("per_month", 98)], "nothing is taken");
+    let last = decide_at(&engine, &[user.clone()], 60);
+    assert_eq!(
+        remaining(&last.statuses[0]),
+        [("per_day", 0), ("", 1), ("per_month", 97)],
+        "the smallest part is first"
+    );
+    // The fixed window of a day would count denied hits alone.
+    for second in [61, 120, 180] {
+        let denied = decide_at(&engine, &[user.clone(), descriptor(&[("other", "a")], 1)], second);
+        let status = &denied.statuses[0];
+        assert_eq!(remaining(status)[0], ("per_day", 0));
+        assert_eq!(remaining(status).last().unwrap(), &("per_month", 97), "{second}");
+        assert_eq!(denied.retry_after(), status.retry_after);
+        assert!(status.retry_after.unwrap().floor_secs() > 3_600);
+    }
+    let other = decide_at(&engine, &[descriptor(&[("other", "a")], 0)], 200);
+    assert_eq!(other.statuses[0].remaining, 2, "with charge: each, other descriptors are charged on their own");
+    // A refund returns hits to all of them.
+    decide_at(&engine, &[refund(user.clone())], 200);
+    let peek = decide_at(&engine, &[descriptor(&[("user", "a")], 0)], 200);
+    assert_eq!(remaining(&peek.statuses[0]), [("per_day", 1), ("", 2), ("per_month", 98)]);
+    let (name, value) = headers::limits(&peek).remove(0);
+    assert_eq!((name, value.matches("q=").count()), ("RateLimit-Policy", 3), "{value}");
+}
+
+#[test]
+fn several_limits_are_charged_with_the_other_descriptors_under_charge_all() {
+    let engine = engine(&SEVERAL.replace("domain: api", "domain: api\ncharge: all"));
+    let both = [descriptor(&[("user", "a")], 1), descriptor(&[("other", "a")], 1)];
+    for _ in 0..4 {
+        decide_at(&engine, &both, 0);
+    }
+    let peek = decide_at(&engine, &both.clone().map(|descriptor| Descriptor { hits: 0, ..descriptor }), 0);
+    assert_eq!(remaining(&peek.statuses[0]), [("", 0), ("per_day", 1), ("per_month", 98)]);
+    assert_eq!(peek.statuses[1].remaining, 3);
+}
+
+#[test]
+fn an_override_replaces_one_of_several_limits_or_all() {
+    let engine = engine(SEVERAL);
+    let peek = |name: &str| decide_at(&engine, &[descriptor(&[("user", name)], 0)], 0).statuses.remove(0);
+    set(
+        &engine,
+        &[
+            ("limit|api|user=named", "{limits: {per_day: 50/day}}"),
+            ("limit|api|user=all", "7/hour"),
+            ("limit|api|user=free", "{limits: {per_day: unlimited}}"),
+            ("limit|api|user=blocked", "{limits: {per_month: blocked}}"),
+            ("limit|api|user=unknown", "{limits: {per_week: blocked}}"),
+        ],
+    );
+    assert_eq!(remaining(&peek("named")), [("", 2), ("per_day", 50), ("per_month", 100)]);
+    assert_eq!(remaining(&peek("all")), [("", 7)]);
+    assert_eq!(remaining(&peek("free")), [("", 2), ("", u32::MAX), ("per_month", 100)]);
+    assert_eq!(remaining(&peek("unknown")), [("", 2), ("per_day", 3), ("per_month", 100)]);
+    let blocked = decide_at(&engine, &[descriptor(&[("user", "blocked")], 1)], 0);
+    assert!(blocked.is_denied());
+    assert_eq!(remaining(&blocked.statuses[0]), [("per_month", 0), ("per_day", 3), ("", 2)], "nothing is taken");
+    // A switch can name one of them.
+    set(&engine, &[("switch|rule|api|per_day", "off")]);
+    let status = peek("x");
+    assert_eq!(remaining(&status), [("", 2), ("", 0), ("per_month", 100)], "the limit that is off has no numbers");
+}
+
+#[test]
+fn a_plan_has_several_limits() {
+    let text = "
+domain: api
+plans:
+  default: free
+  limits:
+    free: {calls: {unit: day, requests_per_unit: 5}}
+    gold: {calls: [{unit: minute, requests_per_unit: 2}, {unit: day, requests_per_unit: 9, name: per_day}]}
+    pro: {calls: [{unit: hour, requests_per_unit: 7, name: per_hour}, {unit: day, requests_per_unit: 8, name: per_day}]}
+  entities: {org: {a: gold, c: pro}}
+descriptors:
+- {key: org, rate_limit: {by_plan: calls}}
+";
+    let engine = engine(text);
+    let peek = |name: &str| decide(&engine, &[descriptor(&[("org", name)], 0)]).statuses.remove(0);
+    assert_eq!(remaining(&peek("a")), [("", 2), ("per_day", 9)]);
+    assert_eq!(remaining(&peek("b")), [("", 5)]);
+    assert_eq!(remaining(&peek("c")), [("per_hour", 7), ("per_day", 8)]);
+    set(&engine, &[("plan|api|org=b", "gold")]);
+    assert_eq!(remaining(&peek("b")), [("", 2), ("per_day", 9)]);
+    let paths: Vec<_> = engine.rules.load().rule_set().rules().iter().map(Rule::path).collect();
+    assert_eq!(
+        paths,
+        [
+            "api.org.plan_gold",
+            "api.org.plan_pro",
+            "api.org.plan_free",
+            "api.org.per_day.plan_gold",
+            "api.org.per_day.plan_pro"
+        ]
+    );
+}
+
+#[test]
+fn counters_of_several_limits_are_on_one_shard_and_the_first_has_its_usual_name() {
+    let engine = engine(SEVERAL);
+    let snapshot = engine.rules.load_full();
+    let request = Request { domain: "api", descriptors: smallvec::smallvec![one("user", 1)], feedback: Vec::new() };
+    let prepared = engine.prepare(&snapshot, &request, NOW);
+    let hits = prepared.hits();
+    let names: Vec<_> = hits.iter().map(|hit| String::from_utf8_lossy(&hit.counter.name)).collect();
+    assert_eq!(names, ["{api|user=x}gcra", "{api|user=x}fw:86400#per_day", "{api|user=x}sc#per_month"]);
+}
+
+#[test]
+fn a_denial_says_what_its_rule_says() {
+    let text = "
+domain: api
+plans:
+  default: free
+  limits:
+    free: {calls: {unit: hour, requests_per_unit: 1, name: calls, denial: {message: '{plan}: {limit} ({name}), wait {wait}'}}}
+descriptors:
+- {key: org, rate_limit: {by_plan: calls}}
+- {key: hidden, rate_limit: {unit: day, requests_per_unit: 1, visible: false, denial: {message: '[{limit}]', status: 402}}}
+- {key: plain, rate_limit: {unit: year, requests_per_unit: 1}}
+- {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1, denial: {message: no}}}
+";
+    let engine = engine(text);
+    let all = ["org", "hidden", "plain", "shadow"].map(|key| descriptor(&[(key, "a")], 1));
+    assert_eq!(decide(&engine, &all).denial_response(), None, "nothing is denied");
+    let message = |keys: &[usize]| {
+        let descriptors: Vec<_> = keys.iter().map(|key| all[*key].clone()).collect();
+        decide(&engine, &descriptors).denial_response().map(|denial| denial.message)
+    };
+    assert_eq!(message(&[0]).as_deref(), Some("free: 1 per hour (calls), wait 3600"));
+    assert_eq!(message(&[0, 1]).as_deref(), Some("[]"), "the longest wait decides, and a hidden limit is not named");
+    assert_eq!([message(&[2]), message(&[3])], [None, None]);
+    assert_eq!(message(&[2, 0]).as_deref(), Some("free: 1 per hour (calls), wait 3600"), "the only one with a text");
+    let denial = decide(&engine, &all[1..2]).denial_response().unwrap();
+    assert_eq!((denial.status, denial.headers), (Some(402), Vec::new()));
+}

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use sluicegate_algorithm::Micros;
-use sluicegate_rules::{Limit, Measure, Metadata};
+use sluicegate_rules::{Denial, Limit, Measure, Metadata};
 use sluicegate_store::{Decider, Grant};
 use smallvec::SmallVec;
 
@@ -86,6 +86,8 @@ pub struct Status {
     pub retry_after: Option<Micros>,
     /// Maximum of the random time that is added to the header `Retry-After`.
     pub retry_jitter: Micros,
+    /// What the rule tells callers that it denies, if the descriptor is denied.
+    pub denial: Option<Arc<Denial>>,
     /// Whether the cost is denied because it is above the largest cost that the limit can allow.
     pub never_fits: bool,
     /// Time that an allowed request must wait before it continues.
@@ -108,32 +110,41 @@ pub struct Status {
     pub quota: bool,
     /// Whether the rule is unlimited, and the status does not influence the overall code.
     pub unlimited: bool,
+    /// Statuses by the other limits of a rule with several. This status is that of the limit that denies with the longest
+    /// wait, or else of the one of which the smallest part remains. They are in no particular order.
+    pub others: Vec<Status>,
 }
 
 impl Status {
     /// The status of a descriptor for which nothing is counted.
-    pub const NO_LIMIT: Self = Self {
-        code: Code::Ok,
-        limit: None,
-        remaining: 0,
-        reset: None,
-        next: Micros::ZERO,
-        retry_after: None,
-        retry_jitter: Micros::ZERO,
-        never_fits: false,
-        delay: Micros::ZERO,
-        soft: false,
-        elastic: false,
-        shed: false,
-        decider: Decider::Store,
-        override_kind: None,
-        grant: None,
-        denial_counts: false,
-        quota: false,
-        unlimited: false,
-    };
+    pub const NO_LIMIT: Self = Self::without_limit(0, false);
     /// The status of a descriptor with an unlimited rule.
-    pub const UNLIMITED: Self = Self { remaining: u32::MAX, unlimited: true, ..Self::NO_LIMIT };
+    pub const UNLIMITED: Self = Self::without_limit(u32::MAX, true);
+
+    const fn without_limit(remaining: u32, unlimited: bool) -> Self {
+        Self {
+            code: Code::Ok,
+            limit: None,
+            remaining,
+            reset: None,
+            next: Micros::ZERO,
+            retry_after: None,
+            retry_jitter: Micros::ZERO,
+            denial: None,
+            never_fits: false,
+            delay: Micros::ZERO,
+            soft: false,
+            elastic: false,
+            shed: false,
+            decider: Decider::Store,
+            override_kind: None,
+            grant: None,
+            denial_counts: false,
+            quota: false,
+            unlimited,
+            others: Vec::new(),
+        }
+    }
 
     /// Returns whether the descriptor is denied.
     #[must_use]
@@ -151,6 +162,42 @@ impl Status {
             None => u64::MAX,
         };
         Self { never_fits: never_fits(self.retry_after, quota, cost), ..self }
+    }
+
+    /// Adds the status by a further limit of the same rule.
+    pub(super) fn join(&mut self, mut other: Self) {
+        if other.precedes(self) {
+            std::mem::swap(self, &mut other);
+            self.others = std::mem::take(&mut other.others);
+        }
+        self.others.push(other);
+    }
+
+    /// Returns whether this status is that of the descriptor rather than another one.
+    fn precedes(&self, other: &Self) -> bool {
+        match (self.is_over(), other.is_over()) {
+            (true, false) => true,
+            (false, true) => false,
+            (true, true) => self.is_later_than(other),
+            (false, false) => self.part_per_quota() < other.part_per_quota(),
+        }
+    }
+
+    /// Returns whether this denial ends later than another one. One without an end is the last.
+    pub(super) fn is_later_than(&self, other: &Self) -> bool {
+        match (self.retry_after, other.retry_after) {
+            (Some(wait), Some(other_wait)) => wait > other_wait,
+            (None, Some(_)) => true,
+            (_, None) => false,
+        }
+    }
+
+    /// Returns the remaining part of the limit, infinite if nothing is counted.
+    fn part_per_quota(&self) -> f64 {
+        match &self.limit {
+            Some(limit) if !self.unlimited => f64::from(self.remaining) / limit.quota.max(1) as f64,
+            _ => f64::INFINITY,
+        }
     }
 
     /// Removes the numbers of the limit. A denial still says when to try again.

@@ -166,14 +166,10 @@ impl Compiler {
                 Err(first) => {
                     let value = descriptor.value.as_ref().map(|value| format!(" and value {value:?}"));
                     let hint = if is_second_limit(list, index) {
-                        format!(
-                            "; for two limits on the same value, such as per minute and per day, give the second one \
-                             another key, such as \"{}_per_day\", and send a second descriptor with this key and the \
-                             same value",
-                            descriptor.key.escape_debug()
-                        )
+                        "; for two limits on the same value, such as per minute and per day, replace rate_limit by \
+                         rate_limits, a list of limits, of which each after the first has a name"
                     } else {
-                        String::new()
+                        ""
                     };
                     let message = format!(
                         "duplicate descriptor with key {:?}{}; first defined at line {}{hint}",
@@ -209,7 +205,8 @@ impl Compiler {
                     let rule = limited.build_rule(self, rate_limit);
                     let levels =
                         self.add_modifier_levels(vec![id], &rate_limit.modifiers, descriptor.location, diagnostics);
-                    self.set.add_rule(&levels, rule);
+                    let head = self.set.add_rule(&levels, rule);
+                    self.add_further_limits(head, &limited, rate_limit);
                 }
                 Some((name, location)) => {
                     if descriptor.key == parent.plans.key {
@@ -322,13 +319,44 @@ impl Compiler {
             rules.insert(plan.as_str().into(), (first_id + index) as u32);
         }
         let plan_rules = Arc::new(matcher::Plans { rules, entities: Arc::clone(&limited.parent.entities) });
-        for (plan, limit) in limits {
+        let mut heads = Vec::new();
+        for (plan, limit) in &limits {
             let mut rule = limited.build_rule(self, limit);
             rule.plan = Some(Box::new(Plan::new(plan, &plan_rules)));
+            set_plan_of_denial(&mut rule);
             let plan_label = self.intern(&format!("{}_{plan}", plans.key));
             rule.labels = rule.labels.iter().cloned().chain([plan_label]).collect();
-            self.set.add_rule(&levels, rule);
+            heads.push(self.set.add_rule(&levels, rule));
         }
+        // The ids of the first limits follow one another.
+        for (head, (_, limit)) in heads.into_iter().zip(limits) {
+            self.add_further_limits(head, limited, limit);
+        }
+    }
+
+    /// Adds the further limits of a rule. Their names are in their labels, before the plan.
+    fn add_further_limits(&mut self, head: u32, limited: &LimitedDescriptor<'_>, rate_limit: &RateLimit) {
+        let mut further = Vec::new();
+        for limit in &rate_limit.further {
+            let mut rule = limited.build_rule(self, limit);
+            rule.is_further = true;
+            rule.plan = self.set.rule_mut(head).plan.clone();
+            set_plan_of_denial(&mut rule);
+            let mut labels = self.set.rule_mut(head).labels.to_vec();
+            let plan_label = if rule.plan.is_some() { labels.pop() } else { None };
+            labels.push(self.intern(&limit.name));
+            labels.extend(plan_label);
+            rule.labels = labels.into();
+            further.push(self.set.add_rule(&[], rule));
+        }
+        self.set.rule_mut(head).further = further.into();
+    }
+}
+
+/// Tells the denial of a rule the plan of the rule.
+fn set_plan_of_denial(rule: &mut Rule) {
+    if let (Some(denial), Some(plan)) = (&mut rule.denial, &rule.plan) {
+        Arc::make_mut(denial).plan = plan.name.clone();
     }
 }
 
@@ -353,6 +381,8 @@ impl LimitedDescriptor<'_> {
         Rule {
             id: compiler.set.rules().len(),
             limit: compiler.intern_limit(rate_limit.limit.as_ref()),
+            further: Box::default(),
+            is_further: false,
             name: if rate_limit.name.is_empty() { None } else { Some(rate_limit.name.as_str().into()) },
             policy: OnceLock::new(),
             replaces: rate_limit.replaces.iter().map(|replaced| replaced.name.clone()).collect(),
@@ -366,6 +396,7 @@ impl LimitedDescriptor<'_> {
             sheds: rate_limit.sheds,
             is_hidden: rate_limit.is_hidden,
             retry_jitter: rate_limit.retry_jitter,
+            denial: rate_limit.denial.clone().map(Arc::new),
             elastic: rate_limit.elastic.clone().map(Box::new),
             plan: None,
             divided_limit: compiler

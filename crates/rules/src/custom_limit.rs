@@ -19,6 +19,8 @@ pub struct CustomLimit {
     pub on_error: Option<FailurePolicy>,
     /// How exactly the counter is shared between instances.
     pub consistency: Consistency,
+    /// Limits that replace single limits of a rule with several, by name. If there are any, `limit` does not apply.
+    pub by_name: Vec<(Box<str>, Self)>,
 }
 
 /// The hits that a custom limit allows.
@@ -50,8 +52,26 @@ impl CustomLimit {
         }
     }
 
+    /// Returns the limit that replaces a rule's limit with this name: the only one, or the one of this name.
+    #[must_use]
+    pub fn for_limit(&self, name: Option<&str>) -> Option<&Self> {
+        if self.by_name.is_empty() {
+            return Some(self);
+        }
+        let name = name?;
+        let named = self.by_name.iter().find(|(known, _)| **known == *name);
+        named.map(|(_, limit)| limit)
+    }
+
     pub(super) const fn with_allowance(allowance: Allowance) -> Self {
-        Self { allowance, limit: Limit::DENY_ALL, divided_limit: None, on_error: None, consistency: Consistency::Exact }
+        Self {
+            allowance,
+            limit: Limit::DENY_ALL,
+            divided_limit: None,
+            on_error: None,
+            consistency: Consistency::Exact,
+            by_name: Vec::new(),
+        }
     }
 }
 
@@ -264,6 +284,29 @@ mod tests {
     fn a_null_limit_is_rejected_with_the_reason() {
         for text in ["~", "null", "# a comment"] {
             assert!(read(text).unwrap_err().contains("the limit is empty"), "{text}");
+        }
+    }
+
+    #[test]
+    fn limits_by_name_replace_the_limits_of_these_names() {
+        let custom_limit =
+            read("{limits: {per_day: 500/day, per_month: unlimited, burst: {unit: second, requests_per_unit: 3}}}");
+        let custom_limit = custom_limit.unwrap();
+        let requests = |name| custom_limit.for_limit(name).map(|limit| (limit.allowance, limit.limit.requests()));
+        assert_eq!(requests(Some("per_day")), Some((Allowance::Limited, 500)));
+        assert_eq!(requests(Some("per_month")), Some((Allowance::Unlimited, 0)));
+        assert_eq!(requests(Some("burst")), Some((Allowance::Limited, 3)));
+        assert_eq!([requests(Some("other")), requests(None)], [None, None]);
+        assert_eq!(read("5/day").unwrap().for_limit(Some("any")).map(|limit| limit.limit.requests()), Some(5));
+        for (text, expected) in [
+            ("{limits: {}}", "limits requires at least one limit"),
+            ("{limits: [5/day]}", "limits must be a map, not a list"),
+            ("{limits: {a: 5/dy}}", "is not a limit"),
+            ("{limits: {a: {unit: day, requests_per_unit: 5, name: b}}}", "name is only allowed in rule files"),
+            ("{limits: {a: 5/day, a: 6/day}}", "duplicate key"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
         }
     }
 

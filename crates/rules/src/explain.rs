@@ -67,12 +67,18 @@ impl RuleSet {
             node_id = next_id;
         }
         let node = self.node(node_id);
-        lines.push(match self.rule_of(node) {
-            Some(rule) => format!("limit: {}", self.select_plan_rule(rule, entries.iter().copied(), &path)),
-            None if node.has_children => {
-                "no limit: the rule of the last entry has no rate_limit; its child rules require more entries".into()
+        if let Some(rule) = self.rule_of(node) {
+            let rule = self.select_plan_rule(rule, entries.iter().copied(), &path);
+            lines.push(format!("limit: {rule}"));
+            for further in self.further_limits(rule) {
+                lines.push(format!("and, charged together: {further}"));
             }
-            None => "no limit: the rule has no rate_limit, so it allows everything".into(),
+            return lines;
+        }
+        lines.push(if node.has_children {
+            "no limit: the rule of the last entry has no rate_limit; its child rules require more entries".into()
+        } else {
+            "no limit: the rule has no rate_limit, so it allows everything".into()
         });
         lines
     }
@@ -105,17 +111,22 @@ impl RuleSet {
 /// Maximum number of entries for which another order is searched. The search follows the tree of rules.
 const MAX_ORDERED_ENTRIES: usize = 8;
 
-impl fmt::Display for Limit {
+impl fmt::Display for Measure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ", self.requests())?;
-        match self.measure() {
-            Measure::Rate { unit, multiplier: 1 } => write!(f, "per {}", unit.name())?,
-            Measure::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name())?,
-            Measure::InFlight { hold } => {
+        match *self {
+            Self::Rate { unit, multiplier: 1 } => write!(f, "per {}", unit.name()),
+            Self::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name()),
+            Self::InFlight { hold } => {
                 let hold = std::time::Duration::from_micros(hold.get());
-                write!(f, "in flight, each for at most {}", humantime::format_duration(hold))?;
+                write!(f, "in flight, each for at most {}", humantime::format_duration(hold))
             }
         }
+    }
+}
+
+impl fmt::Display for Limit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.requests(), self.measure())?;
         if let Algorithm::ScheduledWindow(window) = self.algorithm() {
             return write!(f, ", {}", window.schedule());
         }

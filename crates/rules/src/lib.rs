@@ -6,6 +6,7 @@
 
 mod compile;
 mod custom_limit;
+mod denial;
 mod diagnostic;
 mod explain;
 #[cfg(any(test, feature = "fuzz"))]
@@ -15,6 +16,7 @@ mod limit;
 mod matcher;
 mod metadata;
 mod options;
+mod plan_assignment;
 mod replaced;
 mod schema;
 pub mod source;
@@ -25,6 +27,7 @@ mod yaml;
 
 pub use compile::{SourceFile, compile};
 pub use custom_limit::{Allowance, CustomLimit};
+pub use denial::{Denial, DenialValues};
 pub use diagnostic::{Diagnostic, Location, Severity};
 pub use ip_prefix::{IpPrefix, without_port};
 pub use limit::{FailurePolicy, Limit, LimitError, Measure, Unit};
@@ -34,6 +37,6 @@ pub use matcher::{
 };
 pub use metadata::Metadata;
 pub use options::Options;
+pub use plan_assignment::PlanAssignment;
 pub use schema::schema;
-pub use spec::PlanAssignment;
 pub use yaml::{SmallYamlError, read_small};

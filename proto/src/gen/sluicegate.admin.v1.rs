@@ -264,6 +264,9 @@ pub struct InspectResponse {
     /// The maximum of hits in one request, if the limit can never allow these hits. Absent otherwise.
     #[prost(uint64, optional, tag = "8")]
     pub max_hits: ::core::option::Option<u64>,
+    /// Counters of the further limits of a rule with several.
+    #[prost(message, repeated, tag = "9")]
+    pub others: ::prost::alloc::vec::Vec<Counter>,
 }
 /// The state of a counter.
 #[derive(Clone, PartialEq, ::prost::Message)]

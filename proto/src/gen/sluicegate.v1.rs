@@ -92,6 +92,19 @@ pub struct Verdict {
     /// Headers to add to the response of the checked request (see `response.headers`).
     #[prost(message, repeated, tag = "3")]
     pub response_headers_to_add: ::prost::alloc::vec::Vec<Header>,
+    /// What the rule that denies the request says. Its headers are in `response_headers_to_add`.
+    #[prost(message, optional, tag = "4")]
+    pub denial: ::core::option::Option<Denial>,
+}
+/// What a rule says to callers that it denies.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Denial {
+    /// HTTP status; 0 for 429, or 503 if the denial is shed.
+    #[prost(uint32, tag = "1")]
+    pub status: u32,
+    /// Body of the response; empty without one. Its type is the header `content-type`.
+    #[prost(string, tag = "2")]
+    pub message: ::prost::alloc::string::String,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Header {
@@ -101,7 +114,7 @@ pub struct Header {
     pub value: ::prost::alloc::string::String,
 }
 /// The decision for one descriptor. Times are in microseconds.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Status {
     /// Whether the descriptor is within its limit.
     #[prost(bool, tag = "1")]
@@ -141,6 +154,10 @@ pub struct Status {
     /// The type of override that decided, if any.
     #[prost(enumeration = "OverrideKind", tag = "13")]
     pub override_kind: i32,
+    /// Statuses by the other limits of a rule with several. This one is that of the limit that denies with the longest wait, or
+    /// else of the one of which the smallest part remains.
+    #[prost(message, repeated, tag = "14")]
+    pub others: ::prost::alloc::vec::Vec<Status>,
 }
 /// A limit in requests per time window. With `unit` UNKNOWN, the number of requests in flight at the same time.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -206,6 +206,11 @@ impl AdminService for Service {
             rule: matched.map(|matched| rule(matched, Some(&snapshot))),
             overrides,
             counter: inspection.counter.map(|state| counter(&state, &self.admin.engine.store, self.prefix())),
+            others: inspection
+                .others
+                .iter()
+                .map(|state| counter(state, &self.admin.engine.store, self.prefix()))
+                .collect(),
             allowed: inspection.allowed,
             decided_by: decided_by.to_owned(),
             denied_since: denied.top.first().map(|ranked| time(ranked.since)),

@@ -33,6 +33,10 @@ pub(in crate::transport) fn encode(
         message.message(2, |message| encode_status(status, message));
     }
     headers::encode(verdict, settings, &mut message);
+    if let Some(denial) = verdict.denial_response() {
+        headers::encode_denial(&denial, &mut message);
+        message.text(5, &denial.message);
+    }
     if settings.dynamic_metadata {
         let metadata = dynamic_metadata(verdict, request);
         message.message(6, |message| metadata.encode_raw(message.0));
@@ -122,7 +126,7 @@ fn dynamic_metadata(verdict: &Verdict, request: &[u8]) -> Struct {
     if verdict.is_shed() {
         fields.push(("sluicegate.shed", boolean(true)));
     }
-    fields.push(("sluicegate.statuses", list(verdict.statuses.iter().map(exact_status))));
+    fields.push(("sluicegate.statuses", list(verdict.statuses.iter().map(|status| map(exact_status(status))))));
     Struct { fields: fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect() }
 }
 
@@ -140,7 +144,7 @@ fn encode_descriptor(descriptor: &RateLimitDescriptor) -> Value {
 }
 
 /// Encodes the exact numbers of a status, with times in microseconds. Values that do not apply are omitted.
-fn exact_status(status: &Status) -> Value {
+fn exact_status(status: &Status) -> Vec<(&'static str, Value)> {
     let mut fields = vec![("allowed", boolean(!status.is_over()))];
     if status.limit.is_some() {
         fields.push(("remaining", number(status.remaining.into())));
@@ -169,7 +173,18 @@ fn exact_status(status: &Status) -> Value {
     if let Some(kind) = status.override_kind {
         fields.push(("override", text(kind.name().to_owned())));
     }
-    map(fields)
+    if !status.others.is_empty() {
+        fields.extend(limit_name(status));
+        let others = status.others.iter().map(|other| map(exact_status(other).into_iter().chain(limit_name(other))));
+        fields.push(("others", list(others)));
+    }
+    fields
+}
+
+/// Returns the name of one of several limits.
+fn limit_name(status: &Status) -> Option<(&'static str, Value)> {
+    let name = status.limit.as_ref()?.name.as_ref()?;
+    Some(("name", text(name.to_string())))
 }
 
 fn encode_metadata(metadata: &Metadata) -> Value {

@@ -34,6 +34,13 @@ fn encode_verdict(verdict: &Verdict, settings: &ResponseSettings, message: &mut 
         message.message(2, |message| encode_status(status, message));
     }
     headers::encode(verdict, settings, message);
+    if let Some(denial) = verdict.denial_response() {
+        headers::encode_denial(&denial, message);
+        message.message(4, |message| {
+            message.number(1, denial.status.unwrap_or_default().into());
+            message.text(2, &denial.message);
+        });
+    }
 }
 
 fn encode_status(status: &Status, message: &mut Writer<'_>) {
@@ -65,6 +72,9 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     message.number(12, status.elastic.into());
     if let Some(kind) = status.override_kind {
         message.number(13, encode_override_kind(kind) as u64);
+    }
+    for other in &status.others {
+        message.message(14, |message| encode_status(other, message));
     }
 }
 

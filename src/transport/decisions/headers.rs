@@ -6,7 +6,7 @@
 use sluicegate_wire::Writer;
 
 use super::{ResponseSettings, settings::HeaderStyle};
-use crate::engine::{Verdict, headers};
+use crate::engine::{DenialResponse, Verdict, headers};
 
 /// Writes the headers of a response as its field 3. `RateLimitResponse` and `CheckResponse` have the same field.
 pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSettings, response: &mut Writer<'_>) {
@@ -16,6 +16,18 @@ pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSetting
             header.text(2, value);
         });
     });
+}
+
+/// Writes the headers of what a rule says to callers that it denies, like [`encode`].
+pub(in crate::transport) fn encode_denial(denial: &DenialResponse, response: &mut Writer<'_>) {
+    let content_type = denial.content_type.iter().map(|kind| ("content-type", kind.as_str()));
+    let headers = denial.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    for (name, value) in content_type.chain(headers) {
+        response.message(3, |header| {
+            header.text(1, name);
+            header.text(2, value);
+        });
+    }
 }
 
 /// Calls `add` with the name and the value of each header, if headers are enabled and there are any: those of a limit

@@ -52,7 +52,7 @@ static MESSAGES: LazyLock<Option<Messages>> = LazyLock::new(|| {
 /// Handles a request to `/json`.
 ///
 /// The status is 200 if the request is allowed, 429 if it is denied, 503 if it is shed, 400 if it is invalid, and 500
-/// if there is no decision.
+/// if there is no decision. A rule can have another status for its denials.
 pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) -> Response {
     let message = match transcode(&body) {
         Ok(message) => message,
@@ -74,11 +74,17 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
             return error_response(code(&error), &crate::metrics::chain(&error));
         }
     };
-    let code = match verdict.overall {
+    let mut code = match verdict.overall {
         Code::Ok => StatusCode::OK,
         Code::OverLimit if verdict.is_shed() => StatusCode::SERVICE_UNAVAILABLE,
         Code::OverLimit => StatusCode::TOO_MANY_REQUESTS,
     };
+    let denial = verdict.denial_response();
+    if let Some(status) = denial.as_ref().and_then(|denial| denial.status)
+        && let Ok(status) = StatusCode::from_u16(status)
+    {
+        code = status;
+    }
     let mut response = Vec::new();
     encode(&verdict, &message, &handlers.response, &mut response);
     let Some(text) = to_json(&response) else {
@@ -86,6 +92,13 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
     };
     let mut response = (code, [(CONTENT_TYPE, "application/json")], text).into_response();
     add_headers(&verdict, &handlers.response, response.headers_mut());
+    if let Some(denial) = denial {
+        for (name, value) in denial.headers {
+            if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
+                response.headers_mut().insert(name, value);
+            }
+        }
+    }
     response
 }
 

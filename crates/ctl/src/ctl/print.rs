@@ -104,6 +104,9 @@ impl Output {
             Some(counter) => self.counter(counter),
             None => println!("counter: none"),
         }
+        for counter in &response.others {
+            self.counter(counter);
+        }
         if !has_limit {
             println!("now: no rule applies, so a request is allowed without being counted");
             return Ok(());

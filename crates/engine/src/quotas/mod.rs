@@ -18,7 +18,7 @@ use std::{
 };
 
 use sluicegate_algorithm::{
-    Action, Decision, Program,
+    Action, Algorithm, Decision, Program,
     assignments::{Assignments, Share},
 };
 use sluicegate_rules::{Entry, FailurePolicy};
@@ -190,6 +190,8 @@ impl Assignment {
 /// A limit that is divided, and its counter.
 struct SharedCounter<'s> {
     applied: AppliedLimit<'s>,
+    /// The algorithm of the limit, with the window of the entity.
+    algorithm: Algorithm,
     limit: DivisibleLimit,
     key: Vec<u8>,
     /// Hash of the key, by which hits that were counted by another counter are recognised.
@@ -322,7 +324,7 @@ impl<S: Store> Engine<S> {
         // The last part of a long report is all that still counts in a short window.
         let elapsed = report.elapsed.max(limit.window).get();
         let counted = (u128::from(unpaid) * u128::from(limit.window.get()) / u128::from(elapsed.max(1))) as u64;
-        let recording = applied.limit.algorithm().recording();
+        let recording = counter.algorithm.recording();
         let action = if counted > 0 { Action::Take } else { Action::Peek };
         let shares = Assignments::new(report.lifetime).with_caller(report.caller).with_held(limit.share(&held));
         let shares_name = self.counter_name(snapshot, report.domain, &report.entries, applied, shares);
@@ -544,10 +546,10 @@ impl<S: Store> Engine<S> {
         is_ahead: bool,
         now: Micros,
     ) -> Result<Decision, StoreError> {
-        let algorithm = counter.applied.limit.algorithm();
+        let algorithm = counter.algorithm;
         let recording = Program::from(algorithm.recording());
         let program = match counter.limit.prepayment {
-            Prepayment::FreeSecond if !algorithm.counts_denied() => Program::Limit(*algorithm),
+            Prepayment::FreeSecond if !algorithm.counts_denied() => Program::Limit(algorithm),
             // Denied hits are not counted.
             Prepayment::Lifetime | Prepayment::FreeSecond => algorithm.leasing().unwrap_or(recording),
             Prepayment::Window | Prepayment::Second => recording,
@@ -566,13 +568,18 @@ impl<S> Engine<S> {
         report: &BucketReport<'_>,
         applied: AppliedLimit<'s>,
     ) -> Result<SharedCounter<'s>, AppliedLimit<'s>> {
+        // The parts of several limits would have to be used up together.
+        if applied.is_one_of_several {
+            return Err(applied);
+        }
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {
             return Err(applied);
         };
         let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, *applied.limit.algorithm());
+        let algorithm = applied.for_caller(*applied.limit.algorithm(), &report.descriptor(), None, &key);
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
-        Ok(SharedCounter { applied, limit, key, number: NonZeroU32::MIN | hasher.finish() as u32 })
+        Ok(SharedCounter { applied, algorithm, limit, key, number: NonZeroU32::MIN | hasher.finish() as u32 })
     }
 
     /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.

@@ -103,13 +103,19 @@ impl RuleSet {
         Ok(id)
     }
 
-    /// Adds a rule and attaches it to the nodes.
-    pub(crate) fn add_rule(&mut self, nodes: &[u32], rule: Rule) {
-        let id = u32::try_from(self.rules.len()).ok();
+    /// Adds a rule, attaches it to the nodes, and returns its id.
+    pub(crate) fn add_rule(&mut self, nodes: &[u32], rule: Rule) -> u32 {
+        let id = self.rules.len() as u32;
+        debug_assert_eq!(id as usize, rule.id, "a rule's id is its position");
         for node in nodes {
-            self.nodes[*node as usize].rule = id;
+            self.nodes[*node as usize].rule = Some(id);
         }
         self.rules.push(rule);
+        id
+    }
+
+    pub(crate) fn rule_mut(&mut self, id: u32) -> &mut Rule {
+        &mut self.rules[id as usize]
     }
 
     /// Releases unused capacity.

@@ -17,11 +17,12 @@ use sluicegate_calendar::Anchor;
 use smallvec::SmallVec;
 
 use super::{
+    denial::Denial,
     diagnostic::Location,
     ip_prefix::IpPrefix,
     limit::{FailurePolicy, Limit},
     metadata::Metadata,
-    spec::PlanAssignment,
+    plan_assignment::PlanAssignment,
     wildcard::Wildcards,
 };
 
@@ -46,6 +47,10 @@ pub struct Rule {
     pub id: usize,
     /// The limit, shared between rules with equal limits; `None` if unlimited.
     pub limit: Option<Arc<Limit>>,
+    /// Ids of the further limits of the rule, which are charged together with this one. Each is a rule of its own here.
+    pub further: Box<[u32]>,
+    /// Whether the rule is a further limit of another one, so that its name is part of the names of its counters.
+    pub is_further: bool,
     /// Name of the limit, if it has one.
     pub name: Option<Arc<str>>,
     pub(crate) policy: OnceLock<Arc<str>>,
@@ -71,6 +76,8 @@ pub struct Rule {
     pub is_hidden: bool,
     /// Maximum of the random time that is added to `Retry-After`.
     pub retry_jitter: Micros,
+    /// What callers are told that the limit denies.
+    pub denial: Option<Arc<Denial>>,
     /// Higher limits that apply while a resource has spare capacity.
     pub elastic: Option<Box<Elastic>>,
     /// Plan that the limit belongs to, and the rules of the other plans.
@@ -384,6 +391,11 @@ impl RuleSet {
         let assignments = entries.iter().filter_map(|entry| plan.plans.assignment(*entry));
         let last = assignments.last()?;
         Some(&last.anchor)
+    }
+
+    /// Returns the further limits of a rule.
+    pub fn further_limits(&self, rule: &Rule) -> impl Iterator<Item = &Rule> {
+        rule.further.iter().filter_map(|id| self.rules.get(*id as usize))
     }
 
     /// Returns the rule that applies to a descriptor.

@@ -116,6 +116,10 @@ fn value_schema(value: &ValueSchema) -> Value {
         ValueSchema::Anything => json!({ "type": ["object", "null"] }),
         ValueSchema::List(items) => json!({ "type": ["array", "null"], "items": value_schema(items) }),
         ValueSchema::Map(map) => json!({ "$ref": reference(map) }),
+        ValueSchema::MapOrList(map) => {
+            let item = json!({ "$ref": reference(map) });
+            json!({ "anyOf": [item, { "type": "array", "items": item }] })
+        }
         ValueSchema::TextOrMap(map) => {
             json!({ "anyOf": [value_schema(&ValueSchema::Text), { "$ref": reference(map) }] })
         }

@@ -75,6 +75,7 @@ const VALUES: &[&str] = &[
     "sunday",
     "entity",
     "06:00",
+    "429",
     "{a: {b: a}}",
     "{a: {b: {plan: a, day: 31}}}",
     "{a: {b: {unit: day, requests_per_unit: 1}}}",
@@ -102,6 +103,7 @@ const VALUES: &[&str] = &[
     "{a: 5%}",
     "{a: {min: 5%}}",
     "{a: {max: x}}",
+    "[{unit: day, requests_per_unit: 1}]",
     "[{name: a}]",
     "[{name: a, b: c}]",
     "5%",
@@ -215,6 +217,11 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
             let others = ["default: a", "limits: {a: {b: {unit: day, requests_per_unit: 1}}}"];
             let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(keyword)).collect();
             vec![format!("{{domain: d, plans: {{{}, {keyword}: {value}}}}}", others.join(", "))]
+        }
+        "denial" => {
+            let message = if keyword == "message" { "" } else { "message: x, " };
+            let denial = format!("denial: {{{message}{keyword}: {value}}}");
+            vec![descriptor(&format!("rate_limit: {{unit: day, requests_per_unit: 1, {denial}}}"))]
         }
         "assignment" => {
             let plan = if keyword == "plan" { "" } else { "plan: a, " };

@@ -1,4 +1,4 @@
-//! [`PlanAssignment`]: the plan of an entity, and when its calendar windows begin.
+//! Reads a [`PlanAssignment`]: the plan of an entity, and when its calendar windows begin.
 
 use sluicegate_calendar::Anchor;
 
@@ -9,17 +9,9 @@ use super::{
 use crate::{
     diagnostic::{Diagnostic, Diagnostics},
     options::Options,
+    plan_assignment::PlanAssignment,
     yaml::{self, Kind, Yaml},
 };
-
-/// The plan of an entity.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct PlanAssignment {
-    /// Name of the plan.
-    pub plan: Box<str>,
-    /// When the windows of the plan's calendar limits begin for this entity, where that differs from the limits.
-    pub anchor: Anchor,
-}
 
 impl PlanAssignment {
     /// Reads the name of a plan, or a map such as `{plan: gold, day: 15}`.

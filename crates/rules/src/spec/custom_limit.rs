@@ -8,7 +8,7 @@ use crate::{
     diagnostic::{Diagnostic, Diagnostics, Location},
     limit::Limit,
     options::Options,
-    yaml::{self, Kind},
+    yaml::{self, Kind, Yaml},
 };
 
 impl CustomLimit {
@@ -42,6 +42,7 @@ const RULE_FILE_KEYWORDS: &[&str] = &[
     "shed",
     "visible",
     "retry_jitter",
+    "denial",
     "elastic",
     "by_plan",
 ];
@@ -64,24 +65,57 @@ fn read_custom_limit(text: &str, options: Options, diagnostics: &mut Diagnostics
         return None;
     };
     let mut reader = Reader::new(diagnostics, options);
-    if let Some((text, _)) = node.scalar() {
-        return reader.custom_limit_from_scalar(text, node.location);
+    if let Kind::Map(pairs) = &node.kind
+        && let [(key, limits)] = pairs.as_slice()
+        && key.scalar().is_some_and(|(text, _)| text == LIMITS)
+    {
+        return reader.custom_limits(limits);
     }
-    if let Kind::Map(pairs) = &node.kind {
-        for (key, _) in pairs.iter() {
-            if let Some((text, _)) = key.scalar().filter(|(text, _)| RULE_FILE_KEYWORDS.contains(text)) {
-                reader.diagnostics.error(key.location, format!("{text} is only allowed in rule files"));
-                return None;
-            }
-        }
-    }
-    let RateLimit { limit, divided_limit, on_error, consistency, .. } = reader.rate_limit("the limit", &node)?;
-    let divided_limit = divided_limit.filter(|divided_limit| Some(*divided_limit) != limit).map(Box::new);
-    let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
-    Some(CustomLimit { allowance, limit: limit.unwrap_or(Limit::DENY_ALL), divided_limit, on_error, consistency })
+    reader.custom_limit(&node)
 }
 
+/// Keyword of a map of limits by name, of which each replaces one limit of a rule.
+const LIMITS: &str = "limits";
+
 impl Reader<'_, '_> {
+    /// Reads the limits that replace single limits of a rule.
+    fn custom_limits(&mut self, node: &Yaml) -> Option<CustomLimit> {
+        let mut by_name = Vec::new();
+        for (name, _, limit) in self.named_entries(LIMITS, node) {
+            by_name.push((name.into(), self.custom_limit(limit)?));
+        }
+        if by_name.is_empty() {
+            self.diagnostics.error(node.location, "limits requires at least one limit, by the name of a rule's limit");
+            return None;
+        }
+        Some(CustomLimit { by_name, ..CustomLimit::with_allowance(Allowance::Limited) })
+    }
+
+    fn custom_limit(&mut self, node: &Yaml) -> Option<CustomLimit> {
+        if let Some((text, _)) = node.scalar() {
+            return self.custom_limit_from_scalar(text, node.location);
+        }
+        if let Kind::Map(pairs) = &node.kind {
+            for (key, _) in pairs.iter() {
+                if let Some((text, _)) = key.scalar().filter(|(text, _)| RULE_FILE_KEYWORDS.contains(text)) {
+                    self.diagnostics.error(key.location, format!("{text} is only allowed in rule files"));
+                    return None;
+                }
+            }
+        }
+        let RateLimit { limit, divided_limit, on_error, consistency, .. } = self.rate_limit("the limit", node)?;
+        let divided_limit = divided_limit.filter(|divided_limit| Some(*divided_limit) != limit).map(Box::new);
+        let allowance = if limit.is_some() { Allowance::Limited } else { Allowance::Unlimited };
+        Some(CustomLimit {
+            allowance,
+            limit: limit.unwrap_or(Limit::DENY_ALL),
+            divided_limit,
+            on_error,
+            consistency,
+            by_name: Vec::new(),
+        })
+    }
+
     /// Reads the short forms of a custom limit: `500/minute`, `unlimited` and `blocked`.
     fn custom_limit_from_scalar(&mut self, text: &str, location: Location) -> Option<CustomLimit> {
         match text {

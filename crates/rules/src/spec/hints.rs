@@ -80,7 +80,7 @@ const FOREIGN_WORDS: &[ForeignWords] = &[
     ForeignWords {
         map: &DESCRIPTOR,
         keyword: "rate_limit",
-        words: &["limits", "ratelimits", "limit"],
+        words: &["limits", "limit"],
         form: "write rate_limit: { unit: minute, requests_per_unit: 100 }",
     },
     ForeignWords {

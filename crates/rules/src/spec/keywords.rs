@@ -53,6 +53,8 @@ pub(crate) enum ValueSchema {
     Anything,
     List(&'static ValueSchema),
     Map(&'static MapSchema),
+    /// A map, or a list of such maps.
+    MapOrList(&'static MapSchema),
     /// A scalar as text, or a map.
     TextOrMap(&'static MapSchema),
     /// A map with names as keys, chosen by the author of the file.
@@ -74,8 +76,8 @@ const fn keyword(name: &'static str, value: ValueSchema, description: &'static s
 }
 
 /// All maps with keywords.
-pub(crate) const MAPS: [&MapSchema; 9] =
-    [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS, &ASSIGNMENT];
+pub(crate) const MAPS: [&MapSchema; 10] =
+    [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS, &ASSIGNMENT, &DENIAL];
 
 /// Values of `charge`, and whether they mean that a request takes hits from all of its limits or from none.
 pub(super) const CHARGES: [(&str, bool); 2] = [("each", false), ("all", true)];
@@ -134,6 +136,11 @@ pub(crate) static DESCRIPTOR: MapSchema = MapSchema {
             "The value of the entry; with *, a pattern. By default, every value matches and has its own counter.",
         ),
         keyword("rate_limit", ValueSchema::Map(&RATE_LIMIT), "The limit of descriptors that end with this entry."),
+        keyword(
+            "rate_limits",
+            ValueSchema::List(&ValueSchema::Map(&RATE_LIMIT)),
+            "Up to 8 limits that are charged together: a request that one of them denies takes hits from none.",
+        ),
         keyword(
             "shadow_mode",
             ValueSchema::Boolean,
@@ -359,6 +366,7 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             ValueSchema::Boolean,
             "If false, responses do not mention the limit: not in headers, current_limit or metadata. True by default.",
         ),
+        keyword("denial", ValueSchema::Map(&DENIAL), "What the response to a denied request says."),
         keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
         keyword(
             "by_plan",
@@ -384,6 +392,31 @@ pub(crate) static IP_PREFIX: MapSchema = MapSchema {
     keywords: &[
         keyword("v4", ValueSchema::UpTo(32), "The prefix length of IPv4 addresses in bits; 32 by default."),
         keyword("v6", ValueSchema::UpTo(128), "The prefix length of IPv6 addresses in bits; 64 by default."),
+    ],
+    required: &[],
+};
+
+pub(crate) static DENIAL: MapSchema = MapSchema {
+    name: "denial",
+    context: "under denial",
+    example: "{ message: \"{limit} used up, come back in {wait} s\" }",
+    keywords: &[
+        keyword(
+            "message",
+            ValueSchema::Text,
+            "The body of the response, up to 4096 bytes, with the placeholders {limit}, {name}, {plan}, {reset} and {wait}.",
+        ),
+        keyword("content_type", ValueSchema::Text, "The type of the message; text/plain by default."),
+        keyword(
+            "headers",
+            ValueSchema::Named(&ValueSchema::Text),
+            "Up to 16 further headers with their values, which can have the same placeholders.",
+        ),
+        keyword(
+            "status",
+            ValueSchema::Number,
+            "The HTTP status on /json and of the client's layer, from 400 to 599; by default 429, or 503 for overload.",
+        ),
     ],
     required: &[],
 };
@@ -445,8 +478,8 @@ pub(crate) static PLANS: MapSchema = MapSchema {
         keyword("default", ValueSchema::Text, "The plan of requests without a plan or with an unknown one."),
         keyword(
             "limits",
-            ValueSchema::Named(&ValueSchema::Named(&ValueSchema::Map(&RATE_LIMIT))),
-            "The limits of each plan, by the name of the plan and the name of the limit.",
+            ValueSchema::Named(&ValueSchema::Named(&ValueSchema::MapOrList(&RATE_LIMIT))),
+            "The limits of each plan, by the name of the plan and the name of the limit: one limit, or a list like rate_limits.",
         ),
         keyword(
             "entities",

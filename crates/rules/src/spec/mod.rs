@@ -7,6 +7,7 @@ mod algorithm;
 mod anchor;
 mod assignment;
 mod custom_limit;
+mod denial;
 mod elastic;
 pub(super) mod hints;
 pub(super) mod keywords;
@@ -15,7 +16,6 @@ mod rate_limit;
 mod scalars;
 mod sharing;
 
-pub use assignment::PlanAssignment;
 pub(super) use plans::Plans;
 pub(super) use rate_limit::{RateLimit, ReplacedLimit};
 
@@ -304,6 +304,7 @@ impl<'r, 'p> Reader<'r, 'p> {
         let mut share_threshold = None;
         let mut ip_prefix = None;
         let mut value_location = node.location;
+        let mut limit_location = None;
         let fields = self.read_map("a descriptor", node, &DESCRIPTOR)?;
         let is_key_reported = self.suggested.contains(&"key");
         for (key, location, value) in fields {
@@ -319,6 +320,11 @@ impl<'r, 'p> Reader<'r, 'p> {
                         self.diagnostics.warning(value.location, message);
                     }
                     descriptor.rate_limit = self.rate_limit(key, value).map(Box::new);
+                    self.reject_second_list(&mut limit_location, location);
+                }
+                "rate_limits" => {
+                    descriptor.rate_limit = self.rate_limits(key, value).map(Box::new);
+                    self.reject_second_list(&mut limit_location, location);
                 }
                 "shadow_mode" => descriptor.shadow_mode = self.boolean(key, value),
                 "quota_mode" => descriptor.quota_mode = self.boolean(key, value),
@@ -358,6 +364,15 @@ impl<'r, 'p> Reader<'r, 'p> {
             }
         }
         Some(descriptor)
+    }
+
+    /// Rejects `rate_limit` beside `rate_limits`.
+    fn reject_second_list(&mut self, first: &mut Option<Location>, location: Location) {
+        if first.is_some() {
+            let message = "rate_limit and rate_limits cannot be combined; rate_limits is a list of all limits";
+            self.diagnostics.error(location, message);
+        }
+        *first = Some(location);
     }
 
     fn domain(&mut self, node: &Yaml) -> Option<String> {
@@ -448,6 +463,7 @@ impl<'r, 'p> Reader<'r, 'p> {
     /// Rejects `count_denied` in a domain with `charge: all`, where a denied request takes no hits.
     fn reject_count_denied(&mut self, descriptors: &[Descriptor], plans: &Plans) {
         let limits = descriptors.iter().filter_map(|descriptor| descriptor.rate_limit.as_deref());
+        let limits = limits.flat_map(RateLimit::all);
         for location in limits.chain(plans.limits()).filter_map(|limit| limit.count_denied) {
             self.diagnostics.error(location, "count_denied cannot be combined with the domain's charge: all");
         }

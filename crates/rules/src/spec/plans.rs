@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use super::{PlanAssignment, RateLimit, Reader, keywords::PLANS};
+use super::{RateLimit, Reader, keywords::PLANS};
 use crate::{
     diagnostic::Location,
+    plan_assignment::PlanAssignment,
     yaml::{Kind, Yaml},
 };
 
@@ -33,7 +34,7 @@ pub(crate) struct Plan {
 
 impl Plans {
     pub(super) fn limits(&self) -> impl Iterator<Item = &RateLimit> {
-        self.plans.values().flat_map(|plan| plan.limits.values())
+        self.plans.values().flat_map(|plan| plan.limits.values()).flat_map(RateLimit::all)
     }
 }
 
@@ -91,7 +92,11 @@ impl Reader<'_, '_> {
     }
 
     fn plan_limit(&mut self, name: &str, node: &Yaml) -> Option<RateLimit> {
-        let limit = self.rate_limit(&format!("the limit {name:?}"), node)?;
+        let name = format!("the limit {name:?}");
+        let limit = match &node.kind {
+            Kind::List(_) => self.rate_limits(&name, node)?,
+            _ => self.rate_limit(&name, node)?,
+        };
         if let Some((_, location)) = &limit.by_plan {
             self.diagnostics.error(*location, "by_plan is not allowed in the limit of a plan");
         }

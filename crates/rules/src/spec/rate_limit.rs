@@ -7,6 +7,7 @@ use super::{
     keywords::{RATE_LIMIT, REPLACES},
 };
 use crate::{
+    denial::Denial,
     diagnostic::Location,
     limit::{FailurePolicy, Limit, Measure, Unit},
     matcher::{Elastic, ModifierEntry},
@@ -33,11 +34,25 @@ pub(crate) struct RateLimit {
     /// Maximum time that is added to `Retry-After`.
     pub(crate) retry_jitter: Micros,
     pub(crate) elastic: Option<Elastic>,
+    /// What callers are told that the limit denies.
+    pub(crate) denial: Option<Denial>,
+    /// Further limits of the same rule.
+    pub(crate) further: Vec<RateLimit>,
     /// Name of the limit in the request's plan that applies in place of this one.
     pub(crate) by_plan: Option<(String, Location)>,
     /// Location of `count_denied: true`, if it is present.
     pub(super) count_denied: Option<Location>,
 }
+
+impl RateLimit {
+    /// Returns all limits of the rule.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
+        std::iter::once(self).chain(&self.further)
+    }
+}
+
+/// Maximum number of limits of one rule.
+const MAX_LIMITS: usize = 8;
 
 /// The name of a limit that another one replaces.
 #[derive(Clone)]
@@ -150,6 +165,54 @@ impl Reader<'_, '_> {
         Some(rate_limit)
     }
 
+    /// Reads the limits of one rule. The others are in `further` of the first one.
+    pub(super) fn rate_limits(&mut self, name: &str, node: &Yaml) -> Option<RateLimit> {
+        let items = self.list(name, node);
+        if items.is_empty() && !matches!(node.kind, Kind::Map(_) | Kind::Scalar { .. }) {
+            self.diagnostics.error(node.location, format!("{name} requires at least one limit"));
+            return None;
+        }
+        if items.len() > MAX_LIMITS {
+            self.diagnostics.error(node.location, format!("{name} may contain at most {MAX_LIMITS} limits"));
+            return None;
+        }
+        let mut limits: Vec<RateLimit> = Vec::new();
+        for item in items {
+            let limit = self.rate_limit("a limit of rate_limits", item)?;
+            if items.len() > 1 {
+                self.check_one_of_several(&limit, &limits, item.location);
+            }
+            limits.push(limit);
+        }
+        let mut limits = limits.into_iter();
+        let first = limits.next()?;
+        Some(RateLimit { further: limits.collect(), ..first })
+    }
+
+    /// Checks a limit that is charged together with others of its rule.
+    fn check_one_of_several(&mut self, limit: &RateLimit, earlier: &[RateLimit], location: Location) {
+        let in_flight = limit.limit.is_some_and(|limit| matches!(limit.measure(), Measure::InFlight { .. }));
+        let reason = if limit.by_plan.is_some() {
+            "by_plan cannot be one of several limits; the limit of a plan can itself be a list"
+        } else if limit.limit.is_none() {
+            "unlimited: true cannot be one of several limits"
+        } else if in_flight {
+            "a limit of requests in flight cannot be one of several limits, because to release a slot would return hits to \
+             all of them; it needs a descriptor of its own"
+        } else if !limit.modifiers.is_empty() {
+            "a limit with classes cannot be one of several limits; it needs a descriptor of its own"
+        } else if limit.count_denied.is_some() {
+            "count_denied cannot be true for one of several limits: a request that one of them denies takes hits from none"
+        } else if limit.name.is_empty() && !earlier.is_empty() {
+            "each limit of rate_limits after the first requires a name, which is part of its counter and its statistics"
+        } else if earlier.iter().any(|earlier| earlier.name == limit.name) {
+            "the limits of rate_limits must have different names"
+        } else {
+            return;
+        };
+        self.diagnostics.error(location, reason);
+    }
+
     /// Reads the keywords. Those that need no others are already in the first result.
     fn keywords(&mut self, fields: &[(&str, Location, &Yaml)]) -> (RateLimit, Keywords) {
         let mut rate_limit = RateLimit::default();
@@ -179,6 +242,7 @@ impl Reader<'_, '_> {
                 }
                 "shed" => rate_limit.sheds = self.boolean(key, value),
                 "visible" => rate_limit.is_hidden = !self.boolean(key, value),
+                "denial" => rate_limit.denial = self.denial(value),
                 "retry_jitter" => {
                     rate_limit.retry_jitter = algorithm::duration(self, key, value).unwrap_or_default();
                 }

@@ -158,3 +158,68 @@ fn windows_of_the_calendar_have_a_unit_and_an_anchor_that_fit() {
         assert!(error.contains(expected), "{keywords}: {error}");
     }
 }
+
+#[test]
+fn several_limits_of_a_rule_have_different_names_and_can_be_charged_together() {
+    let day = "{unit: day, requests_per_unit: 9, name: d}";
+    let limits = |second: &str| format!("rate_limits: [{{unit: minute, requests_per_unit: 1}}, {second}]");
+    let read = |keywords: &str| read_descriptor(keywords).unwrap().unwrap();
+    let count = |keywords: &str| 1 + read(keywords).further.len();
+    assert_eq!([count(&limits(day)), count(&format!("rate_limits: [{day}]"))], [2, 1]);
+    assert_eq!(count("rate_limits: [{unlimited: true}]"), 1, "a list of one can contain anything");
+    let eight: Vec<_> = (0..8).map(|number| format!("{{unit: day, requests_per_unit: 9, name: n{number}}}")).collect();
+    assert_eq!(count(&format!("rate_limits: [{}]", eight.join(", "))), 8);
+    let nine = format!("rate_limits: [{}, {day}]", eight.join(", "));
+    for (keywords, expected) in [
+        (limits("{unit: day, requests_per_unit: 9}"), "each limit of rate_limits after the first requires a name"),
+        (format!("rate_limits: [{day}, {day}]"), "must have different names"),
+        (nine, "rate_limits may contain at most 8 limits"),
+        ("rate_limits: []".to_owned(), "rate_limits requires at least one limit"),
+        (limits("{unlimited: true, name: d}"), "unlimited: true cannot be one of several limits"),
+        (limits("{by_plan: x}"), "by_plan cannot be one of several limits"),
+        (limits("{algorithm: concurrency, limit: 3, name: d}"), "requests in flight cannot be one of several limits"),
+        (limits("{capacity: 10/s, class: c, reserve: {a: 1}, name: d}"), "classes cannot be one of several limits"),
+        (limits("{unit: day, requests_per_unit: 9, name: d, count_denied: true}"), "count_denied cannot be true"),
+        (format!("rate_limits: [{day}], rate_limit: {day}"), "rate_limit and rate_limits cannot be combined"),
+        ("rate_limits: {unit: day}".to_owned(), "rate_limits must be a list, not a map; begin each"),
+    ] {
+        let error = only_error(&keywords);
+        assert!(error.contains(expected), "{keywords}: {error}");
+    }
+}
+
+#[test]
+fn a_denial_has_a_message_headers_and_a_status() {
+    let read = |denial: &str| {
+        let keywords = format!("rate_limit: {{unit: day, requests_per_unit: 1, denial: {denial}}}");
+        read_descriptor(&keywords).unwrap().unwrap().denial
+    };
+    let denial = read("{message: 'wait {wait} s', headers: {X-Plan: '{plan}', x-a: b}, status: 402}").unwrap();
+    let values = crate::DenialValues { plan: "gold", wait: Some(7), ..crate::DenialValues::default() };
+    assert_eq!(denial.message.render(&values, false), "wait 7 s");
+    let headers: Vec<_> = denial.headers.iter().map(|(name, value)| (&**name, value.render(&values, false))).collect();
+    assert_eq!(headers, [("X-Plan", "gold".to_owned()), ("x-a", "b".to_owned())]);
+    assert_eq!((denial.status, denial.content_type.as_deref()), (Some(402), Some("text/plain; charset=utf-8")));
+    let json = read("{message: '{\"e\": 1}', content_type: application/json}").unwrap();
+    assert!(json.is_json());
+    assert_eq!(read("{status: 503}").unwrap().content_type, None);
+    let long = format!("{{message: {}}}", "x".repeat(4_097));
+    let names: Vec<_> = (0..17).map(|number| format!("x-{number}: a")).collect();
+    let many = format!("{{headers: {{{}}}}}", names.join(", "));
+    for (denial, expected) in [
+        ("{message: 'in {wiat}'}", "message contains {wiat}, which is not one of the placeholders {limit}, {name},"),
+        (&long, "message may have at most 4096 bytes"),
+        (&many, "headers may contain at most 16 headers"),
+        ("{status: 200}", "status must be an HTTP status from 400 to 599"),
+        ("{status: 70000}", "status must be an HTTP status from 400 to 599"),
+        ("{content_type: text/html}", "content_type requires a message"),
+        ("{message: a, content_type: 'text/ä'}", "content_type must be a text of visible ASCII characters"),
+        ("{headers: {'a b': c}}", "is not the name of a header that a denial can have"),
+        ("{headers: {Content-Length: 5}}", "is not the name of a header that a denial can have"),
+        ("{headers: {x: \"a\\nb\"}}", "x must be a text of visible ASCII characters"),
+        ("{mesage: a}", "message"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{unit: day, requests_per_unit: 1, denial: {denial}}}"));
+        assert!(error.contains(expected), "{denial}: {error}");
+    }
+}
