@@ -20,6 +20,7 @@ use crate::{
     on_error::OnError,
     routing::{Endpoints, Routing},
     telemetry::Telemetry,
+    wait_queue::WaitQueues,
 };
 
 /// Error returned when a [`Client`] cannot be built.
@@ -50,6 +51,7 @@ pub struct Builder {
     on_error: OnError,
     routing: Routing,
     deny_cache_entries: usize,
+    max_waiters: usize,
     batching_enabled: bool,
     grants_enabled: bool,
     resolve_interval: Option<Duration>,
@@ -96,6 +98,7 @@ impl Builder {
             on_error: OnError::Allow,
             routing: Routing::default(),
             deny_cache_entries: 10_000,
+            max_waiters: 10_000,
             batching_enabled: true,
             grants_enabled: false,
             resolve_interval: None,
@@ -149,6 +152,14 @@ impl Builder {
     /// Sets the maximum number of cached denials; 10,000 by default. 0 disables the cache.
     pub fn deny_cache(mut self, max_entries: usize) -> Self {
         self.deny_cache_entries = max_entries;
+        self
+    }
+
+    /// Sets the maximum number of callers that wait at the same time, with [`Check::max_wait`](crate::Check::max_wait) or
+    /// [`Acquire::max_wait`](crate::Acquire::max_wait); 10,000 by default. Further callers do not wait. 0 disables
+    /// waiting.
+    pub fn max_waiters(mut self, max_waiters: usize) -> Self {
+        self.max_waiters = max_waiters;
         self
     }
 
@@ -264,6 +275,7 @@ impl Builder {
             routing: self.routing,
             grants: Grants::new(self.grants_enabled),
             deny_cache,
+            wait_queues: WaitQueues::new(self.max_waiters),
             started_at: Instant::now(),
             #[cfg(feature = "opentelemetry")]
             telemetry: Telemetry::new(self.meter.as_ref()),

@@ -22,6 +22,7 @@ use crate::{
     stream_connection::StreamError,
     telemetry::Telemetry,
     verdict::{Failure, Verdict},
+    wait_queue::{Costs, Next, QueueKey, WaitQueues, wait_for_delay},
 };
 
 /// Client of a rate limit service.
@@ -60,6 +61,7 @@ pub(crate) struct Inner {
     pub(crate) routing: Routing,
     pub(crate) deny_cache: Option<DenyCache>,
     pub(crate) grants: Grants,
+    pub(crate) wait_queues: WaitQueues,
     pub(crate) started_at: Instant,
     pub(crate) telemetry: Telemetry,
     pub(crate) endpoints: RwLock<Arc<Endpoints>>,
@@ -100,7 +102,7 @@ impl Client {
         let domain = Cow::Borrowed(self.inner.domain.as_str());
         let request =
             CheckRequest { domain, descriptors: SmallVec::new(), hits: 0, traceparent: None, feedback: Vec::new() };
-        let mut check = Check { inner: &self.inner, request, timeout: self.inner.timeout };
+        let mut check = Check { inner: &self.inner, request, timeout: self.inner.timeout, max_wait: Duration::ZERO };
         // Descriptors are written in place, because a check is large and moving it costs time.
         descriptors.into_iter().for_each(|descriptor| check.request.descriptors.push(descriptor));
         check
@@ -139,6 +141,8 @@ pub struct Check<'c> {
     inner: &'c Inner,
     request: CheckRequest<'c>,
     timeout: Duration,
+    /// Zero if the caller does not wait.
+    max_wait: Duration,
 }
 
 impl<'c> Check<'c> {
@@ -159,6 +163,80 @@ impl<'c> Check<'c> {
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = self.timeout.min(timeout);
         self
+    }
+
+    /// Waits at most `max_wait` until the request is allowed, instead of returning a denial immediately. Zero, the default,
+    /// does not wait.
+    ///
+    /// - **When**: a denied request is checked again when its retry-after has passed. A denial is returned immediately if
+    ///   its retry-after ends after the maximum wait, or if the request can never be allowed. A concurrency limit is
+    ///   asked repeatedly, in intervals from 20 ms to 1 s, because slots can be released at any time.
+    /// - **Order**: the waiters of one client (with its clones) for the same domain and descriptors are served in the
+    ///   order of their arrival, also if their costs differ: a small request waits behind a large one. Only as many of
+    ///   them call the service as have a chance; usually that is the first one. Waiters of other processes, and checks
+    ///   that do not wait, can overtake them.
+    /// - **Delay**: the [`Verdict::delay`] of an allowed request is awaited, too, and is zero afterwards. If it ends after
+    ///   the maximum wait, the verdict is returned immediately, and contains the delay.
+    /// - **Refunds** by this client wake the first waiter of the same descriptors.
+    /// - **Failures** of the service are not waited for: [`Builder::on_error`](crate::Builder::on_error) decides.
+    /// - **Too many waiters**: above [`Builder::max_waiters`](crate::Builder::max_waiters), a request does not wait.
+    ///
+    /// The last call is sent within the maximum wait and can take its own [`timeout`](Self::timeout). A future that is
+    /// dropped leaves the queue. If its call is in progress then, its hits may be taken, as for every check; if it awaits
+    /// its delay, they are taken.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use sluicegate_client::{Client, descriptor};
+    ///
+    /// # async fn example(client: Client) {
+    /// let verdict = client.check([descriptor! { "mail_host" => "example.com" }]).max_wait(Duration::from_secs(5)).await;
+    /// if verdict.allowed() {
+    ///     // Send the mail.
+    /// }
+    /// # }
+    /// ```
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
+        self
+    }
+
+    /// Returns the queue of the descriptors.
+    pub(crate) fn queue_key(&self, is_permit: bool) -> QueueKey {
+        QueueKey { identities: self.request.identities().collect(), is_permit }
+    }
+
+    /// Returns the costs of the descriptors.
+    pub(crate) fn costs(&self) -> Costs {
+        self.request.costs().collect()
+    }
+
+    /// Checks until the request is allowed, or waiting has no purpose.
+    async fn wait(self) -> Verdict {
+        let joined = self.inner.wait_queues.join(self.queue_key(false), self.costs(), self.max_wait);
+        let Some(place) = joined else {
+            return self.once().await;
+        };
+        loop {
+            if let Some(denial) = place.turn().await {
+                self.inner.telemetry.record_check(&denial, || Duration::ZERO);
+                return *denial;
+            }
+            let mut verdict = self.once().await;
+            if place.record(&verdict) == Next::Wait {
+                continue;
+            }
+            wait_for_delay(&mut verdict, place.deadline()).await;
+            return verdict;
+        }
+    }
+
+    /// Returns the same check without waiting.
+    fn once(&self) -> Check<'c> {
+        Check { inner: self.inner, request: self.request.clone(), timeout: self.timeout, max_wait: Duration::ZERO }
     }
 
     /// Sets the W3C trace context of the request. The service's span becomes part of that trace.
@@ -208,6 +286,9 @@ impl<'c> IntoFuture for Check<'c> {
 
     #[inline]
     fn into_future(mut self) -> CheckFuture<'c> {
+        if !self.max_wait.is_zero() {
+            return CheckFuture(State::Calling(Box::pin(async move { Box::new(self.wait().await) })));
+        }
         let now = self.inner.started_at.elapsed();
         // The request is borrowed, because moving a check that needs no call would cost time.
         let lookup = match self.inner.answer_locally(&self.request, now) {
@@ -289,10 +370,11 @@ impl Inner {
         let times = CallTimes { client_started_at: self.started_at, started: now, deadline, timeout };
         let result = self.call_endpoints(request, &times).await;
         // A failed call may have executed its refund, so it invalidates cached denials too.
-        if let Some(deny_cache) = &self.deny_cache
-            && request.has_refund()
-        {
-            deny_cache.record_refund(request);
+        if request.has_refund() {
+            if let Some(deny_cache) = &self.deny_cache {
+                deny_cache.record_refund(request);
+            }
+            self.wait_queues.wake_first(&request.identities().collect());
         }
         match &result {
             Ok(verdict) => {
@@ -317,7 +399,7 @@ impl Inner {
     async fn call_endpoints(&self, request: &CheckRequest<'_>, times: &CallTimes) -> Result<Box<Verdict>, Failure> {
         #[cfg(feature = "test-util")]
         if let Some(fake) = &self.fake {
-            return fake.check(request);
+            return fake.check(request).await;
         }
         let endpoints = self.endpoints();
         let first = endpoints.choose(&self.routing, request, times.started, None).ok_or(Failure::Unreachable)?;

@@ -149,8 +149,7 @@ impl Denial {
         let age = now.saturating_sub(self.requested_at);
         let mut statuses = self.statuses.clone();
         for status in &mut statuses {
-            status.reset = status.reset.map(|time| time.saturating_sub(age));
-            status.retry_after = status.retry_after.map(|time| time.saturating_sub(age));
+            status.reduce_times(age);
         }
         Verdict { statuses, ..Verdict::empty(false, DecidedBy::DenyCache) }
     }

@@ -25,6 +25,7 @@ mod telemetry;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod verdict;
+mod wait_queue;
 
 pub use builder::{BuildError, Builder};
 pub use check_request::{Descriptor, Outcome, Unit};

@@ -18,9 +18,10 @@ use tokio::{
 };
 
 use crate::{
-    check_request::{Descriptor, Outcome, Sample},
+    check_request::{Descriptor, Identities, Outcome, Sample},
     client::Client,
     verdict::{DecidedBy, Verdict},
+    wait_queue::{Costs, Next, QueueKey, wait_for_delay},
 };
 
 /// Default key of the entry that identifies the holder of a slot.
@@ -40,6 +41,7 @@ pub struct Acquire<'c> {
     holder_key: Cow<'c, str>,
     domain: Option<String>,
     timeout: Option<Duration>,
+    max_wait: Duration,
 }
 
 impl Client {
@@ -77,7 +79,14 @@ impl Client {
     /// ```
     pub fn acquire<'d>(&self, descriptors: impl IntoIterator<Item = Descriptor<'d>>) -> Acquire<'_> {
         let descriptors = descriptors.into_iter().map(|descriptor| descriptor.owned()).collect();
-        Acquire { client: self, descriptors, holder_key: DEFAULT_HOLDER_KEY.into(), domain: None, timeout: None }
+        Acquire {
+            client: self,
+            descriptors,
+            holder_key: DEFAULT_HOLDER_KEY.into(),
+            domain: None,
+            timeout: None,
+            max_wait: Duration::ZERO,
+        }
     }
 }
 
@@ -100,26 +109,88 @@ impl<'c> Acquire<'c> {
         self
     }
 
+    /// Waits at most `max_wait` until a slot is free, instead of returning a denial immediately. Zero, the default, does not
+    /// wait.
+    ///
+    /// Slots that this client (with its clones) releases wake the waiter of the same descriptors that has waited longest.
+    /// Slots that other processes release are noticed by asking again, in intervals from 20 ms to 1 s. The rest is
+    /// described at [`Check::max_wait`](crate::Check::max_wait): order, limits that are not concurrency limits, failures
+    /// and the number of waiters.
+    ///
+    /// A future that is dropped leaves the queue. If its call is in progress then, its slot is released in case it was
+    /// taken.
+    ///
+    /// # Examples
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    ///
+    /// use sluicegate_client::{Client, descriptor};
+    ///
+    /// # async fn example(client: Client) {
+    /// if let Ok(permit) = client.acquire([descriptor! { "job" => "export" }]).max_wait(Duration::from_secs(30)).await {
+    ///     // Export. Dropping the permit releases the slot.
+    ///     drop(permit);
+    /// }
+    /// # }
+    /// ```
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
+        self
+    }
+
+    /// Returns the queue of the descriptors without the holder, and their costs.
+    fn queue_key(&self) -> (QueueKey, Costs) {
+        let mut check = self.client.check(self.descriptors.iter().map(Descriptor::borrowed));
+        if let Some(domain) = &self.domain {
+            check = check.domain(domain.as_str());
+        }
+        (check.queue_key(true), check.costs())
+    }
+
     async fn send(self) -> Result<Permit, Box<Verdict>> {
+        let (key, costs) = self.queue_key();
+        let waited_for = key.identities.clone();
+        let place = self.client.inner.wait_queues.join(key, costs, self.max_wait);
         let holder = format!("{:032x}", rand::random::<u128>());
         let with_holder =
             |descriptor: Descriptor<'static>| descriptor.entry(self.holder_key.clone().into_owned(), holder.clone());
-        let slot = Slot {
+        let mut slot = Slot {
             client: self.client.clone(),
             domain: self.domain,
             descriptors: self.descriptors.into_iter().map(with_holder).collect(),
+            waited_for,
             runtime: Handle::current(),
-            is_taken: true,
+            is_taken: false,
         };
-        let acquired_at = Instant::now();
-        let verdict = slot.take(self.timeout).await;
-        if !verdict.allowed() {
-            return Err(Box::new(slot.denied(verdict)));
-        }
+        let (verdict, acquired_at) = loop {
+            if let Some(place) = &place
+                && let Some(denial) = place.turn().await
+            {
+                self.client.inner.telemetry.record_check(&denial, || Duration::ZERO);
+                return Err(denial);
+            }
+            let acquired_at = Instant::now();
+            // If this future is dropped during the call, the slot is released in case it was taken.
+            slot.is_taken = true;
+            let verdict = slot.take(self.timeout).await;
+            // Without an answer of the service, the slot may have been taken.
+            slot.is_taken = verdict.allowed() || verdict.decided_by() == DecidedBy::Fallback;
+            let next = match &place {
+                Some(place) => place.record(&verdict),
+                None => Next::Return,
+            };
+            if verdict.allowed() {
+                break (verdict, acquired_at);
+            }
+            if next == Next::Return {
+                return Err(Box::new(verdict));
+            }
+        };
         let lost = Arc::new(AtomicBool::new(false));
         let (release, released) = oneshot::channel();
         let renewal = tokio::spawn(slot.renew_until_released(hold_duration(&verdict), released, Arc::clone(&lost)));
-        Ok(Permit {
+        let mut permit = Permit {
             verdict,
             acquired_at,
             latency: None,
@@ -127,7 +198,11 @@ impl<'c> Acquire<'c> {
             lost,
             release: Some(release),
             renewal: Some(renewal),
-        })
+        };
+        if let Some(place) = place {
+            wait_for_delay(&mut permit.verdict, place.deadline()).await;
+        }
+        Ok(permit)
     }
 }
 
@@ -153,6 +228,8 @@ struct Slot {
     client: Client,
     domain: Option<String>,
     descriptors: Vec<Descriptor<'static>>,
+    /// Identities of the descriptors without the holder, for which other callers may wait.
+    waited_for: Identities,
     runtime: Handle,
     is_taken: bool,
 }
@@ -168,12 +245,6 @@ impl Slot {
             check = check.timeout(timeout);
         }
         check.await
-    }
-
-    /// Handles a denial. If the service did not answer, the slot may have been taken, so it is released.
-    fn denied(mut self, verdict: Verdict) -> Verdict {
-        self.is_taken = verdict.decided_by() == DecidedBy::Fallback;
-        verdict
     }
 
     /// Renews the slot until its permit is dropped, and then releases it.
@@ -226,6 +297,7 @@ impl Slot {
                 check = check.domain(domain.as_str());
             }
             if check.sample(sample).without_fallback().await.is_ok() {
+                self.client.inner.wait_queues.wake_first(&self.waited_for);
                 return;
             }
         }
@@ -239,6 +311,7 @@ impl Drop for Slot {
                 client: self.client.clone(),
                 domain: self.domain.take(),
                 descriptors: std::mem::take(&mut self.descriptors),
+                waited_for: std::mem::take(&mut self.waited_for),
                 runtime: self.runtime.clone(),
                 is_taken: false,
             };
@@ -327,6 +400,7 @@ mod tests {
             client: client.clone(),
             domain: None,
             descriptors: vec![descriptor! { "user" => "alice" }],
+            waited_for: Identities::new(),
             runtime: Handle::current(),
             is_taken: false,
         }

@@ -47,6 +47,11 @@ struct State {
     always: Answer,
     next: VecDeque<Answer>,
     checks: Vec<RecordedCheck>,
+    /// Time that each answer takes.
+    #[cfg(test)]
+    latency: Duration,
+    #[cfg(test)]
+    script: Option<Script>,
 }
 
 /// Check that a [`FakeService`] received, in the order of arrival.
@@ -61,6 +66,17 @@ pub struct RecordedCheck {
     pub descriptors: Vec<Descriptor<'static>>,
     /// Cost of descriptors without their own [`Descriptor::hits`].
     pub hits: u32,
+}
+
+/// Closure that computes answers.
+#[cfg(test)]
+struct Script(Box<dyn FnMut(&RecordedCheck) -> Answer + Send>);
+
+#[cfg(test)]
+impl std::fmt::Debug for Script {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Script")
+    }
 }
 
 /// Answer of a [`FakeService`] to one check. It applies to each of the check's descriptors.
@@ -90,18 +106,52 @@ impl FakeService {
         self.state().checks.clone()
     }
 
+    /// Computes the answers to all checks, instead of the prepared ones.
+    #[cfg(test)]
+    pub(crate) fn answer_by(&self, script: impl FnMut(&RecordedCheck) -> Answer + Send + 'static) {
+        self.state().script = Some(Script(Box::new(script)));
+    }
+
+    /// Sets the time that each answer takes.
+    #[cfg(test)]
+    pub(crate) fn set_latency(&self, latency: Duration) {
+        self.state().latency = latency;
+    }
+
     /// Records a check and returns its answer.
-    pub(crate) fn check(&self, request: &CheckRequest<'_>) -> Result<Box<Verdict>, Failure> {
-        let mut state = self.state();
-        state.checks.push(RecordedCheck {
-            domain: request.domain.to_string(),
-            descriptors: request.descriptors.iter().map(Descriptor::owned).collect(),
-            hits: request.hits.max(1),
-        });
-        let Answer(answer) = state.next.pop_front().unwrap_or_else(|| state.always.clone());
+    #[allow(clippy::unused_async, reason = "only the answers in the tests of this crate take time")]
+    pub(crate) async fn check(&self, request: &CheckRequest<'_>) -> Result<Box<Verdict>, Failure> {
+        let answer = self.record(request);
+        #[cfg(test)]
+        {
+            let latency = self.state().latency;
+            if !latency.is_zero() {
+                tokio::time::sleep(latency).await;
+            }
+        }
         let status = answer?;
         let statuses = request.descriptors.iter().map(|_| status.clone()).collect();
         Ok(Box::new(Verdict { statuses, ..Verdict::empty(status.allowed, DecidedBy::Server) }))
+    }
+
+    /// Records a check and returns its status.
+    fn record(&self, request: &CheckRequest<'_>) -> Result<Status, Failure> {
+        let check = RecordedCheck {
+            domain: request.domain.to_string(),
+            descriptors: request.descriptors.iter().map(Descriptor::owned).collect(),
+            hits: request.hits.max(1),
+        };
+        let mut state = self.state();
+        state.checks.push(check);
+        #[cfg(test)]
+        {
+            let State { script, checks, .. } = &mut *state;
+            if let (Some(Script(script)), Some(check)) = (script, checks.last()) {
+                return script(check).0;
+            }
+        }
+        let Answer(answer) = state.next.pop_front().unwrap_or_else(|| state.always.clone());
+        answer
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -164,7 +214,7 @@ impl Answer {
     }
 
     /// Changes the status. A failure stays as it is.
-    fn change(mut self, change: impl FnOnce(&mut Status)) -> Self {
+    pub(crate) fn change(mut self, change: impl FnOnce(&mut Status)) -> Self {
         if let Ok(status) = &mut self.0 {
             change(status);
         }

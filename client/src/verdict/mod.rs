@@ -21,7 +21,8 @@ pub(crate) use self::headers::retry_after_seconds;
 pub enum DecidedBy {
     /// The service.
     Server,
-    /// The client's deny cache: the service denied an equal request before, and its retry-after has not passed.
+    /// The client's deny cache: the service denied an equal request before, and its retry-after has not passed. Also a
+    /// caller with [`Check::max_wait`](crate::Check::max_wait) whose turn does not come in time.
     DenyCache,
     /// A grant: hits that the client received in advance.
     Grant,
@@ -277,6 +278,12 @@ impl Status {
     pub fn matched(&self) -> bool {
         // The service reports the largest number as the remaining hits of an unlimited rule, and 0 without a rule.
         self.limit.is_some() || self.overridden || self.remaining > 0
+    }
+
+    /// Reduces the times of a denial by its age.
+    pub(crate) fn reduce_times(&mut self, age: Duration) {
+        self.reset = self.reset.map(|time| time.saturating_sub(age));
+        self.retry_after = self.retry_after.map(|time| time.saturating_sub(age));
     }
 }
 
