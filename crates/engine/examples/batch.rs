@@ -5,7 +5,7 @@
 //! ```
 #![allow(clippy::expect_used, reason = "an example stops on the first error")]
 
-use std::{thread, time::Instant};
+use std::time::{Duration, Instant};
 
 use sluicegate_engine::RateLimiter;
 
@@ -26,17 +26,11 @@ fn main() {
     }
 }
 
-/// Takes a hit of a host's limit, and sleeps before that as long as the limit demands.
+/// Takes a hit of a host's limit, and waits before that as long as the limit demands.
 ///
-/// If several threads wait for the same limit, one of them takes the hit, and the others wait again.
+/// If several threads wait for the same limit, they take their hits in the order of their arrival.
 fn wait_for_hit(limiter: &RateLimiter, host: &str) {
-    loop {
-        let verdict = limiter.check("mail", &[("host", host)]);
-        if !verdict.is_denied() {
-            return;
-        }
-        // There is no time if the limit can never allow the cost, for instance a limit of 0.
-        let wait = verdict.retry_after().expect("the limit allows no mail at all");
-        thread::sleep(wait.duration());
-    }
+    let verdict = limiter.blocking_check("mail", &[("host", host)], Duration::from_secs(60));
+    // A limit of 0, for instance.
+    assert!(!verdict.is_denied(), "the limit allows no mail within a minute");
 }

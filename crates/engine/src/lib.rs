@@ -35,6 +35,7 @@ mod unmatched;
 mod utilization;
 mod value_hash;
 mod verdict;
+mod wait_queue;
 
 pub use candidate::{Candidate, NewlyDenied, Outcomes};
 pub use clock::Clock;

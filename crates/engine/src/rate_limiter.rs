@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     thread,
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -20,6 +21,7 @@ use smallvec::smallvec;
 
 use super::{
     Clock, Descriptor, Engine, Request, Resources, Settings, Snapshot, Statistics, StatisticsSettings, Verdict,
+    wait_queue::{QueueKey, WaitQueues, queue_key},
 };
 
 /// Maximum number of threads that do not share counts of statistics.
@@ -59,6 +61,7 @@ struct Shared {
     statistics: Arc<Statistics>,
     resources: Resources,
     clock: Clock,
+    wait_queues: WaitQueues,
     options: Options,
     folder: Option<PathBuf>,
 }
@@ -146,6 +149,7 @@ impl Builder {
             rules: engine.rules,
             statistics,
             resources,
+            wait_queues: WaitQueues::new(self.clock.clone()),
             clock: self.clock,
             options: self.options,
             folder,
@@ -192,15 +196,74 @@ impl RateLimiter {
     /// Takes some hits of a descriptor, and returns the verdict. 0 hits take nothing.
     #[must_use]
     pub fn check_hits(&self, domain: &str, entries: &[(&str, &str)], hits: u64) -> Verdict {
-        let entries = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
-        let descriptor = Descriptor { hits: crate::bound_hits(hits), ..Descriptor::new(entries) };
-        self.check_request(&Request { domain, descriptors: smallvec![descriptor], feedback: Vec::new() })
+        self.check_request(&request(domain, entries, hits))
     }
 
     /// Decides a request, which can have several descriptors, refunds and limits of its own. The number of hits must be
     /// [bounded](crate::bound_hits).
     #[must_use]
     pub fn check_request(&self, request: &Request<'_>) -> Verdict {
+        let verdict = self.decide(request);
+        if request.descriptors.iter().any(|descriptor| descriptor.refund) {
+            self.0.wait_queues.wake_first(|| self.queue_key(request));
+        }
+        verdict
+    }
+
+    /// Takes one hit of a descriptor, and blocks the thread at most `max_wait` until the limit allows it.
+    ///
+    /// - **When**: a denied request is decided again when its retry-after has passed, or when a request refunds hits of
+    ///   its counters, for instance a slot of a concurrency limit. A denial is returned immediately if its retry-after ends
+    ///   after the maximum wait, or if the limit never allows the request.
+    /// - **Order**: threads that wait for the same counters are served in the order of their arrival, also if their costs
+    ///   differ: a small request waits behind a large one. Other requests can overtake them.
+    /// - **Delay**: the delay of an allowed request is awaited, too, and is zero afterwards. If it ends after the maximum
+    ///   wait, the verdict is returned immediately, and contains the delay.
+    /// - **Clock**: a clock that is set by hand is read every millisecond.
+    ///
+    /// # Examples
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use sluicegate_engine::RateLimiter;
+    ///
+    /// let rules = "domain: mail
+    /// descriptors:
+    /// - key: host
+    ///   rate_limit: {unit: second, requests_per_unit: 100, algorithm: gcra, burst: 1}";
+    /// let limiter = RateLimiter::from_rules(rules)?;
+    /// for _ in 0..3 {
+    ///     assert!(!limiter.blocking_check("mail", &[("host", "example.com")], Duration::from_secs(5)).is_denied());
+    /// }
+    /// # Ok::<(), sluicegate_engine::LoadError>(())
+    /// ```
+    #[must_use]
+    pub fn blocking_check(&self, domain: &str, entries: &[(&str, &str)], max_wait: Duration) -> Verdict {
+        self.blocking_check_request(&request(domain, entries, 1), max_wait)
+    }
+
+    /// Decides a request as [`check_request`](Self::check_request) does, and blocks the thread at most `max_wait` until it
+    /// is allowed. See [`blocking_check`](Self::blocking_check).
+    #[must_use]
+    pub fn blocking_check_request(&self, request: &Request<'_>, max_wait: Duration) -> Verdict {
+        if max_wait.is_zero() {
+            return self.check_request(request);
+        }
+        self.0.wait_queues.wait(request, self.queue_key(request), max_wait, || self.check_request(request))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn wait_queues(&self) -> &WaitQueues {
+        &self.0.wait_queues
+    }
+
+    /// Returns the wait queue of a request.
+    fn queue_key(&self, request: &Request<'_>) -> QueueKey {
+        queue_key(request, &self.0.rules.load().compiled.rules)
+    }
+
+    fn decide(&self, request: &Request<'_>) -> Verdict {
         let shared = &*self.0;
         let engine = &shared.engines[stripe() % shared.engines.len()];
         let verdict = engine.decide_in(&shared.memory, request, shared.clock.now());
@@ -240,6 +303,7 @@ impl RateLimiter {
     fn set(&self, rules: RuleSet) {
         let snapshot = Snapshot::new(rules, &self.0.statistics, &self.0.resources);
         self.0.rules.store(Arc::new(snapshot));
+        self.0.wait_queues.wake_all();
     }
 
     /// Frees the memory of some expired counters. New counters do so, too; a process that takes no more hits can call this
@@ -259,6 +323,13 @@ impl RateLimiter {
         let clock = self.0.clock.clone();
         self.0.statistics.observe(meter, move || clock.now());
     }
+}
+
+/// Returns a request that takes some hits of one descriptor.
+fn request<'a>(domain: &'a str, entries: &[(&'a str, &'a str)], hits: u64) -> Request<'a> {
+    let entries = entries.iter().map(|&(key, value)| Entry { key, value }).collect();
+    let descriptor = Descriptor { hits: crate::bound_hits(hits), ..Descriptor::new(entries) };
+    Request { domain, descriptors: smallvec![descriptor], feedback: Vec::new() }
 }
 
 fn compile_folder(folder: &Path, options: Options) -> Result<(RuleSet, Vec<Diagnostic>), LoadError> {
