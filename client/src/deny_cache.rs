@@ -99,6 +99,10 @@ impl DenyCache {
         if verdict.allowed || !request.only_takes() {
             return;
         }
+        // What a rule says contains the time to wait.
+        if verdict.denial.is_some() {
+            return;
+        }
         let denied = verdict.statuses.iter().filter(|status| !status.allowed);
         if denied.clone().any(|status| status.denial_counts || status.fallback) {
             return;
@@ -187,6 +191,7 @@ mod tests {
             statuses,
             headers: vec![("a".into(), "b".into())].into(),
             failure: None,
+            denial: None,
         }
     }
 

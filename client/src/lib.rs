@@ -35,4 +35,4 @@ pub use permit::{Acquire, Permit};
 pub use resources::Utilization;
 pub use routing::Routing;
 pub use tonic;
-pub use verdict::{DecidedBy, Failure, Limit, Status, Verdict};
+pub use verdict::{DecidedBy, Denial, Failure, Limit, Status, Verdict};

@@ -390,9 +390,11 @@ mod tests {
             grant: Some(v1::Grant { hits: 4, ttl_us: 5, id: "it".into() }),
             shed: true,
             elastic: true,
+            others: vec![v1::Status { remaining: 9, others: vec![v1::Status::default()], ..v1::Status::default() }],
         };
         let verdict = v1::Verdict {
             allowed: true,
+            denial: Some(v1::Denial { status: 402, message: "pay".into() }),
             statuses: vec![full, v1::Status { remaining: 6, ..v1::Status::default() }],
             response_headers_to_add: vec![v1::Header { name: "a".into(), value: "b".into() }],
         };
@@ -429,7 +431,10 @@ mod tests {
             overridden: true,
             whole_seconds: false,
             grant: Some(GrantOffer { hits: 4, ttl: micros(5), id: "it".into() }),
+            others: vec![crate::Status { remaining: 9, ..crate::Status::default() }],
         };
+        let denial = crate::Denial { status: Some(402), message: "pay".into() };
+        assert_eq!(verdict.denial(), Some(&denial));
         assert_eq!(verdict.statuses(), [full, crate::Status { remaining: 6, ..crate::Status::default() }]);
         assert_eq!((verdict.allowed(), verdict.decided_by()), (true, crate::DecidedBy::Server));
         assert_eq!(verdict.headers(), [("a".to_owned(), "b".to_owned())]);

@@ -14,7 +14,7 @@ use prost::Message;
 use sluicegate_wire::response_headers;
 use tonic::Code;
 
-use crate::{DecidedBy, Descriptor, Verdict, verdict::retry_after_seconds};
+use crate::{DecidedBy, Denial, Descriptor, Verdict, verdict::retry_after_seconds};
 
 /// Response body of a rate-limited service: the body of the inner service, or the reason of a denial.
 ///
@@ -169,8 +169,32 @@ pub(super) fn denied_response<R>(
         response_headers::append_quoted(&mut violated, &verdict.limit_name(index, descriptors));
     }
     let mut response = reason.response(grpc, retry_after, &violated);
+    let content_type = response.headers().get(header::CONTENT_TYPE).cloned();
     add_headers(response.headers_mut(), verdict, descriptors);
+    match verdict.denial() {
+        Some(denial) if !grpc => apply_denial(&mut response, denial, content_type),
+        // The type of a message is not that of a gRPC response.
+        _ => set_content_type(&mut response, content_type),
+    }
     response
+}
+
+/// Gives the response the status and the message of the rule that denies the request. Without a message, the type of the
+/// problem description stays.
+fn apply_denial<R>(response: &mut Response<LimitedBody<R>>, denial: &Denial, content_type: Option<HeaderValue>) {
+    if let Some(status) = denial.status.and_then(|status| StatusCode::from_u16(status).ok()) {
+        *response.status_mut() = status;
+    }
+    if denial.message.is_empty() {
+        return set_content_type(response, content_type);
+    }
+    *response.body_mut() = LimitedBody(BodyKind::Text(denial.message.clone().into()));
+}
+
+fn set_content_type<R>(response: &mut Response<LimitedBody<R>>, content_type: Option<HeaderValue>) {
+    if let Some(content_type) = content_type {
+        response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+    }
 }
 
 /// Builds an HTTP response with a problem description (RFC 9457).
@@ -278,6 +302,34 @@ mod tests {
         let frame = Pin::new(&mut body).poll_frame(&mut Context::from_waker(Waker::noop()));
         assert!(matches!(frame, Poll::Ready(Some(Ok(_)))));
         assert_eq!((body.is_end_stream(), body.size_hint().exact(), Arc::strong_count(&guard)), (true, Some(0), 1));
+    }
+
+    #[test]
+    fn a_denial_has_the_status_and_the_message_of_its_rule() {
+        let response = |message: &str, grpc| {
+            let denial = Denial { status: Some(402), message: message.to_owned() };
+            let headers =
+                vec![("content-type".to_owned(), "text/plain".to_owned()), ("x-upgrade".to_owned(), "yes".to_owned())];
+            let verdict = Verdict {
+                denial: Some(Box::new(denial)),
+                headers: headers.into(),
+                ..Verdict::empty(false, DecidedBy::Server)
+            };
+            let response = denied_response::<axum::body::Body>(&verdict, &[], grpc);
+            let kind = response.headers()[header::CONTENT_TYPE].to_str().unwrap().to_owned();
+            assert_eq!(response.headers()["x-upgrade"], "yes");
+            let body = match &response.body().0 {
+                BodyKind::Text(text) => String::from_utf8_lossy(text).into_owned(),
+                BodyKind::Inner(..) => String::new(),
+            };
+            (response.status().as_u16(), kind, body)
+        };
+        assert_eq!(response("pay", false), (402, "text/plain".to_owned(), "pay".to_owned()));
+        let (status, kind, body) = response("", false);
+        assert_eq!((status, kind.as_str()), (402, "application/problem+json"));
+        assert!(body.contains("quota-exceeded"));
+        let (status, kind, _) = response("pay", true);
+        assert_eq!((status, kind.as_str()), (200, "application/grpc"));
     }
 
     #[test]

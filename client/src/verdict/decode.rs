@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use sluicegate_proto::{envoy::service::ratelimit::v3::rate_limit_response::rate_limit, sluicegate::v1};
-use sluicegate_wire::{Fields, Malformed};
+use sluicegate_wire::{Fields, Malformed, Value};
 
-use super::{DecidedBy, GrantOffer, Limit, Status, Verdict};
+use super::{DecidedBy, Denial, GrantOffer, Limit, Status, Verdict};
 
 impl Verdict {
-    /// Decodes a `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`.
+    /// Decodes a `sluicegate.v1.Verdict`: `allowed`, `statuses`, `response_headers_to_add`, `denial`.
     ///
     /// A verdict is large, so it is decoded in place.
     pub(crate) fn read(fields: Fields<'_>) -> Result<Box<Self>, Malformed> {
@@ -24,6 +24,7 @@ impl Verdict {
                     }
                 }
                 (3, value) => headers.push(read_header(value.message()?)?),
+                (4, value) => verdict.denial = Some(Box::new(Denial::read(value.message()?)?)),
                 _ => {}
             }
         }
@@ -31,6 +32,21 @@ impl Verdict {
             verdict.headers = headers.into();
         }
         Ok(verdict)
+    }
+}
+
+impl Denial {
+    /// Decodes a `sluicegate.v1.Denial`: `status`, `message`.
+    fn read(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut denial = Self::default();
+        for field in fields {
+            match field? {
+                (1, value) => denial.status = u16::try_from(value.number()?).ok().filter(|status| *status > 0),
+                (2, value) => denial.message = value.text()?.to_owned(),
+                _ => {}
+            }
+        }
+        Ok(denial)
     }
 }
 
@@ -47,29 +63,56 @@ fn read_header(fields: Fields<'_>) -> Result<(String, String), Malformed> {
     Ok(header)
 }
 
+/// Number of the field `others`.
+const OTHERS: u32 = 14;
+
 impl Status {
     /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
-    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`, `override_kind`.
+    /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`, `override_kind`, `others`.
+    ///
+    /// Other statuses have none themselves.
     fn read(&mut self, fields: Fields<'_>) -> Result<(), Malformed> {
         for field in fields {
-            match field? {
-                (1, value) => self.allowed = value.number()? != 0,
-                (2, value) => self.limit = Some(Limit::read(value.message()?)?),
-                (3, value) => self.remaining = value.number()?,
-                (4, value) => self.reset = Some(Duration::from_micros(value.number()?)),
-                (5, value) => self.retry_after = Some(Duration::from_micros(value.number()?)),
-                (6, value) => self.delay = Duration::from_micros(value.number()?),
-                (7, value) => self.soft = value.number()? != 0,
-                (8, value) => self.fallback = value.number()? == v1::Decider::Fallback as u64,
-                (9, value) => self.denial_counts = value.number()? != 0,
-                (10, value) => self.grant = Some(GrantOffer::read(value.message()?)?),
-                (11, value) => self.shed = value.number()? != 0,
-                (12, value) => self.elastic = value.number()? != 0,
-                (13, value) => self.overridden = value.number()? != v1::OverrideKind::None as u64,
-                _ => {}
+            let (number, value) = field?;
+            if number == OTHERS {
+                self.others.push(Self::read_other(value.message()?)?);
+            } else {
+                self.read_field(number, value)?;
             }
         }
         Ok(())
+    }
+
+    fn read_field(&mut self, number: u32, value: Value<'_>) -> Result<(), Malformed> {
+        match number {
+            1 => self.allowed = value.number()? != 0,
+            2 => self.limit = Some(Limit::read(value.message()?)?),
+            3 => self.remaining = value.number()?,
+            4 => self.reset = Some(Duration::from_micros(value.number()?)),
+            5 => self.retry_after = Some(Duration::from_micros(value.number()?)),
+            6 => self.delay = Duration::from_micros(value.number()?),
+            7 => self.soft = value.number()? != 0,
+            8 => self.fallback = value.number()? == v1::Decider::Fallback as u64,
+            9 => self.denial_counts = value.number()? != 0,
+            10 => self.grant = Some(GrantOffer::read(value.message()?)?),
+            11 => self.shed = value.number()? != 0,
+            12 => self.elastic = value.number()? != 0,
+            13 => self.overridden = value.number()? != v1::OverrideKind::None as u64,
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// Decodes a status without others, so that a hostile message cannot nest them.
+    fn read_other(fields: Fields<'_>) -> Result<Self, Malformed> {
+        let mut status = Self::default();
+        for field in fields {
+            let (number, value) = field?;
+            if number != OTHERS {
+                status.read_field(number, value)?;
+            }
+        }
+        Ok(status)
     }
 }
 

@@ -10,7 +10,7 @@ use sluicegate_proto::envoy::service::ratelimit::v3::{
     rate_limit_response::{DescriptorStatus, Quota, quota::ExpirationSpecifier},
 };
 
-use super::{DecidedBy, GrantOffer, Limit, Status, Verdict};
+use super::{DecidedBy, Denial, GrantOffer, Limit, Status, Verdict};
 
 impl Verdict {
     /// Converts a response of Envoy's protocol.
@@ -37,6 +37,12 @@ impl Verdict {
                 .collect(),
             headers: if headers.is_empty() { OnceLock::new() } else { headers.into() },
             failure: None,
+            denial: if message.raw_body.is_empty() {
+                None
+            } else {
+                let message = String::from_utf8_lossy(&message.raw_body).into_owned();
+                Some(Box::new(Denial { status: None, message }))
+            },
         }
     }
 }

@@ -66,6 +66,18 @@ pub struct Verdict {
     /// Headers that the service sent. If it sent none, they are computed when they are needed.
     pub(crate) headers: OnceLock<Vec<(String, String)>>,
     pub(crate) failure: Option<Box<Failure>>,
+    pub(crate) denial: Option<Box<Denial>>,
+}
+
+/// What the rule that denies a request says to its caller. Its headers are among those of the verdict, with the type of the
+/// message in `content-type`.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Denial {
+    /// HTTP status; `None` for 429, or 503 if the denial is shed.
+    pub status: Option<u16>,
+    /// Body of the response; empty if the rule has none.
+    pub message: String,
 }
 
 /// Decision about one descriptor. Values that the service did not send are `None`.
@@ -92,6 +104,9 @@ pub struct Status {
     pub shed: bool,
     /// Whether the service's counters were unavailable, so that the rule's `on_error` decided.
     pub fallback: bool,
+    /// Statuses by the other limits of a rule with several, in no particular order. This status is that of the limit that
+    /// denies with the longest wait, or else of the one of which the smallest part remains. Set with `sluicegate.v1` only.
+    pub others: Vec<Status>,
     /// Whether an override of the service applied to the descriptor.
     pub(crate) overridden: bool,
     /// Whether a denial must not be cached: denied hits count against the limit, or the denial can end at any time.
@@ -156,7 +171,7 @@ impl Verdict {
     }
 
     pub(crate) fn empty(allowed: bool, by: DecidedBy) -> Self {
-        Self { allowed, by, statuses: SmallVec::new(), headers: OnceLock::new(), failure: None }
+        Self { allowed, by, statuses: SmallVec::new(), headers: OnceLock::new(), failure: None, denial: None }
     }
 
     /// Returns `true` if the request is allowed.
@@ -195,6 +210,12 @@ impl Verdict {
     #[must_use]
     pub fn headers(&self) -> &[(String, String)] {
         self.headers_or_computed()
+    }
+
+    /// Returns what the rule that denies the request says to its caller, if it says anything.
+    #[must_use]
+    pub fn denial(&self) -> Option<&Denial> {
+        self.denial.as_deref()
     }
 
     /// Returns the reason why the service did not decide, if the verdict is a fallback.

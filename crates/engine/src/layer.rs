@@ -18,8 +18,8 @@ use super::{RateLimiter, Verdict, headers};
 
 /// Checks every request with a [`RateLimiter`] before it reaches the inner service.
 ///
-/// A denied request gets status 429, [all headers](headers::all) about the verdict, and an empty body. The responses to
-/// allowed requests get the headers of [their limits](headers::limits).
+/// A denied request gets status 429 or that of its rule, [all headers](headers::all) about the verdict, and an empty body.
+/// The responses to allowed requests get the headers of [their limits](headers::limits).
 ///
 /// The layer waits for nothing, so the delay of a limit that shapes traffic is not awaited, and a slot of a concurrency
 /// limit is not released at the end of the request.
@@ -107,8 +107,14 @@ where
         if let Some(verdict) = &verdict
             && verdict.is_denied()
         {
-            let response = denied_response(verdict);
-            return Box::pin(async move { Ok(response) });
+            let status = denied_status(verdict);
+            let denied_headers = denied_headers(verdict);
+            return Box::pin(async move {
+                let mut response = Response::new(R::default());
+                *response.status_mut() = status;
+                *response.headers_mut() = denied_headers;
+                Ok(response)
+            });
         }
         let response = self.inner.call(Request::from_parts(head, body));
         let Some(verdict) = verdict else {
@@ -135,18 +141,20 @@ where
     }
 }
 
-/// Returns the response to a denied request, with the status and the headers of the rule that denies it.
-fn denied_response<R: Default>(verdict: &Verdict) -> Response<R> {
-    let mut response = Response::new(R::default());
-    *response.status_mut() = StatusCode::TOO_MANY_REQUESTS;
-    add_headers(response.headers_mut(), headers::all(verdict));
+/// Returns the status of the response to a denied request: that of the rule that denies it, or 429.
+fn denied_status(verdict: &Verdict) -> StatusCode {
+    let status = verdict.denial_response().and_then(|denial| denial.status);
+    status.and_then(|status| StatusCode::from_u16(status).ok()).unwrap_or(StatusCode::TOO_MANY_REQUESTS)
+}
+
+/// Returns the headers of the response to a denied request, with those of the rule that denies it.
+fn denied_headers(verdict: &Verdict) -> HeaderMap {
+    let mut all = HeaderMap::new();
+    add_headers(&mut all, headers::all(verdict));
     if let Some(denial) = verdict.denial_response() {
-        if let Some(status) = denial.status.and_then(|status| StatusCode::from_u16(status).ok()) {
-            *response.status_mut() = status;
-        }
-        add_headers(response.headers_mut(), denial.headers);
+        add_headers(&mut all, denial.headers);
     }
-    response
+    all
 }
 
 fn add_headers<N: AsRef<str>>(headers: &mut HeaderMap, new: Vec<(N, String)>) {

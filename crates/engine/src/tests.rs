@@ -575,13 +575,14 @@ fn decide_at(engine: &MemoryEngine, descriptors: &[Descriptor<'_>], second: u64)
 fn several_limits_of_a_rule_are_charged_together() {
     let engine = engine(SEVERAL);
     let user = descriptor(&[("user", "a")], 1);
-    let verdict = decide_at(&engine, &[user.clone()], 0);
+    let decide_user = |second| decide_at(&engine, std::slice::from_ref(&user), second);
+    let verdict = decide_user(0);
     assert_eq!(remaining(&verdict.statuses[0]), [("", 1), ("per_day", 2), ("per_month", 99)]);
-    decide_at(&engine, &[user.clone()], 0);
-    let denied = decide_at(&engine, &[user.clone()], 0);
+    decide_user(0);
+    let denied = decide_user(0);
     assert!(denied.is_denied());
     assert_eq!(remaining(&denied.statuses[0]), [("", 0), ("per_day", 1), ("per_month", 98)], "nothing is taken");
-    let last = decide_at(&engine, &[user.clone()], 60);
+    let last = decide_user(60);
     assert_eq!(
         remaining(&last.statuses[0]),
         [("per_day", 0), ("", 1), ("per_month", 97)],

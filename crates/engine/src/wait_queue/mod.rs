@@ -80,7 +80,7 @@ struct Place<'q> {
 /// The current step of a waiting thread.
 enum Step {
     Decide,
-    GiveUp(Option<Verdict>),
+    GiveUp(Option<Box<Verdict>>),
     ParkUntil(Duration),
 }
 
@@ -299,7 +299,7 @@ impl Queue {
             return Step::Decide;
         }
         if denial.not_before > deadline {
-            return Step::GiveUp(Some(denial.verdict_at(now)));
+            return Step::GiveUp(Some(Box::new(denial.verdict_at(now))));
         }
         let until = if is_first { denial.decide_at.min(deadline) } else { deadline };
         self.wait_until(until, now)
@@ -309,7 +309,7 @@ impl Queue {
         if until > now {
             return Step::ParkUntil(until);
         }
-        Step::GiveUp(self.denial.as_ref().map(|denial| denial.verdict_at(now)))
+        Step::GiveUp(self.denial.as_ref().map(|denial| Box::new(denial.verdict_at(now))))
     }
 
     /// Records a denial of the waiter with this ticket, and returns its next step.
@@ -451,7 +451,7 @@ impl Place<'_> {
             match self.step() {
                 Step::Decide => return None,
                 // Without a denial, the thread decides a last time.
-                Step::GiveUp(denial) => return denial,
+                Step::GiveUp(denial) => return denial.map(|denial| *denial),
                 Step::ParkUntil(until) => self.queues.park_until(until),
             }
         }

@@ -388,9 +388,12 @@ impl RuleSet {
     #[must_use]
     pub fn assigned_anchor(&self, rule: &Rule, entries: &[Entry<'_>]) -> Option<&Anchor> {
         let plan = self.rules[rule.id].plan.as_ref()?;
-        let assignments = entries.iter().filter_map(|entry| plan.plans.assignment(*entry));
-        let last = assignments.last()?;
-        Some(&last.anchor)
+        for entry in entries.iter().rev() {
+            if let Some(assignment) = plan.plans.assignment(*entry) {
+                return Some(&assignment.anchor);
+            }
+        }
+        None
     }
 
     /// Returns the further limits of a rule.
