@@ -20,6 +20,7 @@ const ALGORITHMS: &[&str] = &[
     "assignments",
     "bucket",
     "concurrency",
+    "debt_bucket",
     "first_request",
     "fixed_window",
     "forecast",

@@ -12,9 +12,9 @@ use proptest::{
 use sluicegate::{
     algorithm::{
         Action, Algorithm, AlgorithmKind, Classes, CounterProgram, LimitSpec, Limiter as _, MAX_NUMBER, Micros,
-        Operation, Program, RequestContext, Sample, State, assignments::Assignments, first_request::FirstRequestWindow,
-        fixed_window::FixedWindow, reports::UtilizationReports, scheduled_window::ScheduledWindow,
-        sliding_window::WindowEdge,
+        Operation, Program, RequestContext, Sample, State, assignments::Assignments, debt_bucket::DebtBucket,
+        first_request::FirstRequestWindow, fixed_window::FixedWindow, reports::UtilizationReports,
+        scheduled_window::ScheduledWindow, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
 };
@@ -144,6 +144,7 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
                 buckets: if_chosen("buckets", first > 4).then_some(second + 1),
                 edge: if_chosen("edge", first % 2 == 0).then_some(WindowEdge::Strict),
                 burst: if_chosen("burst", first > 2).then_some(second + 1),
+                debt: (kind.name == DebtBucket::NAME).then_some(second + 1),
                 queue: if_chosen("queue", second > 2).then_some(first),
                 warm_up: kind.name.contains("warm_up").then_some(Micros::new(1 + u64::from(second) * 30_000_001)),
                 count_denied: Some(denied),

@@ -23,6 +23,7 @@ const LIMITS: &[&str] = &[
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_window", "buckets": 6}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "sliding_log"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "token_bucket", "burst": 15}"#,
+    r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "token_bucket", "burst": 3, "debt": 12}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "token_bucket", "burst": 15, "warm_up": "30s"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "gcra", "burst": 15}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "leaky_bucket", "burst": 3, "queue": 5}"#,

@@ -259,6 +259,21 @@ class Bucket(Limiter):
         return math.ceil(over * self.window / self.requests) if over > 0 else 0
 
 
+class DebtBucket(Bucket):
+    """A bucket that allows a request if nothing is owed, and it then owes at most `debt` hits."""
+
+    def set_up(self, limit):
+        super().set_up(limit)
+        self.free = self.quota
+        self.quota += limit["debt"]
+
+    def allows(self, cost, at):
+        return self.used(at) <= self.free and super().allows(cost, at)
+
+    def remaining(self, at):
+        return super().remaining(at) if self.used(at) <= self.free else 0
+
+
 class WarmUp(Limiter):
     """Guava's SmoothWarmingUp, in permits. Stored permits above the threshold cost more: the area under the slope."""
 
@@ -464,6 +479,8 @@ KINDS = {
     "token_bucket": Bucket,
     "leaky_bucket": Bucket,
     "gcra": Bucket,
+    "warm_up": WarmUp,
+    "debt": DebtBucket,
     "concurrency": Concurrency,
     "shares": Shares,
     "shared_slots": SharedSlots,
@@ -493,6 +510,8 @@ LIMITS = [
     {**MINUTE, "algorithm": "token_bucket"},
     {**SEVEN, "algorithm": "token_bucket", "burst": 20, "soft": "10%"},
     {**MINUTE, "algorithm": "token_bucket", "unit_multiplier": 7, "requests_per_unit": 11, "count_denied": True},
+    {**MINUTE, "algorithm": "token_bucket", "burst": 3, "debt": 5},
+    {**SEVEN, "algorithm": "gcra", "burst": 7, "debt": 20},
     {**SEVEN, "algorithm": "token_bucket", "requests_per_unit": 10, "warm_up": "10s"},
     {**SEVEN, "algorithm": "token_bucket", "requests_per_unit": 10, "warm_up": "30s", "burst": 4},
     {**SEVEN, "algorithm": "leaky_bucket"},
@@ -520,7 +539,8 @@ def derive(limit, steps=60):
     if "capacity" in limit:
         kind = "shares" if isinstance(limit["capacity"], str) else "shared_slots"
     kind = limit.get("window", kind)
-    limiter = WarmUp(limit) if "warm_up" in limit else KINDS[kind](limit)
+    kind = next((keyword for keyword in ("warm_up", "debt") if keyword in limit), kind)
+    limiter = KINDS[kind](limit)
     shared = isinstance(limiter, Classes)
     rng = random.Random(json.dumps(limit, sort_keys=True))
     now, rows, retry = START, [], None

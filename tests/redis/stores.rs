@@ -6,6 +6,7 @@ use std::{sync::Arc, time::Duration};
 use sluicegate::{
     algorithm::{
         Action, Algorithm, Classes, LimitSpec, Limiter as _, MaxHits, Micros, Operation, Program, State,
+        debt_bucket::DebtBucket,
         first_request::FirstRequestWindow,
         fixed_window::FixedWindow,
         gcra::Gcra,
@@ -106,7 +107,7 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
     let redis = connect(&server.url(), Duration::from_millis(1)).await;
     let (window, max_hits) = (Micros::from_secs(86_400), MaxHits::hard(10));
     let month = Calendar::new(Period::Months(1), Anchor::default()).unwrap();
-    let algorithms: [Algorithm; 11] = [
+    let algorithms: [Algorithm; 12] = [
         FixedWindow::new(max_hits, window, true).unwrap().into(),
         FirstRequestWindow::new(max_hits, window, false).unwrap().into(),
         ScheduledWindow::new(max_hits, Schedule::Calendar(month), false).into(),
@@ -116,6 +117,7 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
         SlidingWindow::new(max_hits, window, 6, WindowEdge::Strict, false).unwrap().into(),
         SlidingLog::new(max_hits, window, Micros::ZERO, false).unwrap().into(),
         TokenBucket::new(10, window, max_hits, false).unwrap().into(),
+        DebtBucket::new(10, window, 5, 5).unwrap().into(),
         LeakyBucket::new(10, window, max_hits, 10, false).unwrap().into(),
         WarmUp::new(10, window, 1, Micros::from_secs(3_600), false).unwrap().into(),
     ];
@@ -327,8 +329,9 @@ async fn a_foreign_value_is_replaced_by_the_first_hit() {
         let warm_up = spec.warm_up.filter(|_| kind.keywords.contains(&"warm_up"));
         let classes = Classes::new(&[(1, 10), (2, 5)], 10).ok().filter(|_| kind.keywords.contains(&"shares"));
         for count_denied in [None, Some(false)] {
+            let debt = (kind.name == DebtBucket::NAME).then_some(5);
             let phase = (kind.name == ScheduledWindow::NAME).then_some(Micros::ZERO);
-            let limit = (kind.build)(&LimitSpec { warm_up, classes, count_denied, phase, ..spec }).unwrap();
+            let limit = (kind.build)(&LimitSpec { warm_up, classes, count_denied, phase, debt, ..spec }).unwrap();
             programs.push((kind.name, limit.into()));
             programs.extend(limit.leasing().map(|leasing| (kind.name, leasing)));
         }

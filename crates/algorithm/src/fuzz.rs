@@ -69,6 +69,7 @@ fn apply_all(input: &mut Unstructured<'_>) -> Result<()> {
 /// Reads a limit with the keywords that its algorithm accepts.
 fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
     let burst = number("burst", u32::MAX, keywords, input)?;
+    let debt = number("debt", u32::MAX, keywords, input)?;
     let queue = number("queue", u32::MAX, keywords, input)?;
     let buckets = number("buckets", 4_000, keywords, input)?;
     let soft = number("soft", 1_000, keywords, input)?;
@@ -81,6 +82,7 @@ fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
         buckets,
         edge: if input.arbitrary()? { Some(WindowEdge::Strict) } else { None },
         burst,
+        debt,
         queue,
         warm_up: if input.arbitrary()? { Some(Micros::new(input.int_in_range(0..=MAX_PERIOD.get())?)) } else { None },
         count_denied: input.arbitrary()?,

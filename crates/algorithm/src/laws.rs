@@ -4,7 +4,9 @@ use proptest::{prelude::*, sample::select};
 
 use sluicegate_calendar::Period;
 
-use super::{adaptive::Adaptive, scheduled_window::ScheduledWindow, sliding_window::WindowEdge, *};
+use super::{
+    adaptive::Adaptive, debt_bucket::DebtBucket, scheduled_window::ScheduledWindow, sliding_window::WindowEdge, *,
+};
 
 const START: u64 = 1_763_672_400_000_000;
 
@@ -37,6 +39,7 @@ fn test_limits() -> impl Strategy<Value = TestLimit> {
                 count_denied: Some(count_denied),
                 min_interval: None,
                 soft: percent,
+                debt: (kind.name == DebtBucket::NAME).then_some(other % 4 + 1),
                 phase: (kind.name == ScheduledWindow::NAME && other < 5)
                     .then(|| Micros::new(u64::from(other) * 777_777)),
                 period: (kind.name == ScheduledWindow::NAME && other >= 5).then_some(Period::Hour),
@@ -59,10 +62,10 @@ impl TestLimit {
     /// Builds the algorithm with `factor` times the requests and the burst; `None` if that is too much.
     fn times(&self, factor: u32) -> Option<Algorithm> {
         let times = |number: u32| number * factor;
-        let LimitSpec { requests, burst, queue, .. } = self.spec;
+        let LimitSpec { requests, burst, debt, queue, .. } = self.spec;
         let classes = self.spec.classes.map(|classes| classes.times(factor));
-        let (burst, queue) = (burst.map(times), queue.map(times));
-        let spec = LimitSpec { requests: times(requests), burst, queue, classes, ..self.spec };
+        let (burst, debt, queue) = (burst.map(times), debt.map(times), queue.map(times));
+        let spec = LimitSpec { requests: times(requests), burst, debt, queue, classes, ..self.spec };
         (self.kind.build)(&spec).ok()
     }
 }
@@ -367,7 +370,8 @@ fn limits_of_100(spec: LimitSpec) -> Vec<Algorithm> {
     let mut limits = Vec::new();
     for kind in Algorithm::KINDS {
         let phase = (kind.name == ScheduledWindow::NAME).then_some(Micros::from_secs(7));
-        limits.extend((kind.build)(&LimitSpec { phase, ..spec }));
+        let debt = (kind.name == DebtBucket::NAME).then_some(50);
+        limits.extend((kind.build)(&LimitSpec { phase, debt, ..spec }));
     }
     limits
 }
@@ -469,7 +473,7 @@ fn every_window_and_bucket_can_be_built_from_its_parameters() {
         .collect();
     names.sort_unstable();
     names.dedup();
-    let mut expected = [COUNTS_DENIED.as_slice(), &["token_bucket with warm_up"]].concat();
+    let mut expected = [COUNTS_DENIED.as_slice(), &["token_bucket with warm_up", "token_bucket with debt"]].concat();
     expected.sort_unstable();
     assert_eq!(names, expected);
 }

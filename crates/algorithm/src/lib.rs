@@ -20,6 +20,7 @@ mod bucket;
 mod classes;
 pub mod concurrency;
 mod consistency;
+pub mod debt_bucket;
 mod drain_state;
 mod drain_time;
 pub mod first_request;

@@ -26,6 +26,8 @@ pub struct LimitSpec {
     pub edge: Option<WindowEdge>,
     /// Hits that a bucket allows at once.
     pub burst: Option<u32>,
+    /// Hits that a bucket may owe.
+    pub debt: Option<u32>,
     /// Hits that a leaky bucket may delay.
     pub queue: Option<u32>,
     /// Time in which the rate rises from a third to the full rate.
@@ -90,6 +92,7 @@ impl LimitSpec {
         Self {
             requests: self.requests.div_ceil(parts),
             burst: self.burst.map(|burst| burst.div_ceil(parts)),
+            debt: self.debt.map(|debt| debt.div_ceil(parts)),
             queue: self.queue.map(|queue| queue.div_ceil(parts)),
             floor: self.floor.map(|floor| floor.div_ceil(parts)),
             initial: self.initial.map(|initial| initial.div_ceil(parts)),
@@ -161,6 +164,7 @@ mod tests {
             requests: 10,
             window: Micros::from_secs(60),
             burst: Some(7),
+            debt: Some(8),
             queue: Some(5),
             soft: Some(10),
             classes: Some(classes),
@@ -171,6 +175,7 @@ mod tests {
         let part = LimitSpec {
             requests: 4,
             burst: Some(3),
+            debt: Some(3),
             queue: Some(2),
             classes: Some(classes.divided(3)),
             floor: Some(1),

@@ -2,10 +2,10 @@
 
 use super::{
     AlgorithmKind, Arguments, CounterPart, CounterProgram, Decision, LimitSpec, Limiter, Micros, Operation, Program,
-    RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, first_request::FirstRequestWindow,
-    fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket, program::Script,
-    scheduled_window::ScheduledWindow, shares::Shares, sliding_log::SlidingLog, sliding_window::SlidingWindow,
-    token_bucket::TokenBucket, warm_up::WarmUp,
+    RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, debt_bucket::DebtBucket,
+    first_request::FirstRequestWindow, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
+    program::Script, scheduled_window::ScheduledWindow, shares::Shares, sliding_log::SlidingLog,
+    sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -164,6 +164,7 @@ algorithms![
     SlidingWindow,
     SlidingLog,
     TokenBucket,
+    DebtBucket,
     WarmUp,
     LeakyBucket,
     Gcra,

@@ -106,6 +106,9 @@ pub struct Limit {
     /// The calendar whose windows count.
     #[prost(message, optional, tag = "13")]
     pub calendar: ::core::option::Option<Calendar>,
+    /// Hits that a bucket may owe.
+    #[prost(uint32, optional, tag = "14")]
+    pub debt: ::core::option::Option<u32>,
 }
 /// Windows of a calendar. A field that its windows do not have is absent.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

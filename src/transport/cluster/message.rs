@@ -152,6 +152,7 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         buckets,
         edge,
         burst,
+        debt,
         queue,
         warm_up,
         count_denied,
@@ -182,6 +183,7 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         min_interval_us: min_interval.map(Micros::get),
         soft_percent: soft,
         phase_us: phase.map(Micros::get),
+        debt,
         calendar: period.map(|period| calendar::encode(period, &anchor)),
     }
 }
@@ -206,6 +208,7 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         period,
         anchor,
         phase: limit.phase_us.map(Micros::new),
+        debt: limit.debt,
         window_start: None,
         classes: None,
         method: None,

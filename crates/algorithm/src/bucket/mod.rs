@@ -31,6 +31,8 @@ pub(super) struct Bucket {
     count_denied: bool,
     /// Whether denied hits fill the bucket beyond its capacity, because they were allowed elsewhere.
     in_debt: bool,
+    /// Number of hits that are not owed, of buckets that may go into debt. If more are used, nothing is allowed.
+    free: Option<u64>,
     /// Drain time of a full bucket.
     full_drain: ExactDuration,
     /// Drain time of a full bucket, as the state contains it.
@@ -61,7 +63,26 @@ const MIN_GRID_STEP: Micros = Micros::new(1_000);
 impl Bucket {
     pub(super) const ARGUMENTS: &'static [&'static str] =
         &["charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied"];
-    pub(super) const SCRIPT: &'static str =
+    pub(super) const SCRIPT: &'static str = concat!(
+        "local grid, max_fill, max_fill_part, free, free_part = 0, full, full_part\n",
+        include_str!("script.lua")
+    );
+
+    /// Arguments of buckets that may go into debt.
+    pub(super) const DEBT_ARGUMENTS: &'static [&'static str] = &[
+        "charge",
+        "charge_part",
+        "full",
+        "full_part",
+        "parts",
+        "slack",
+        "mantissa",
+        "exponent",
+        "count_denied",
+        "free",
+        "free_part",
+    ];
+    pub(super) const DEBT_SCRIPT: &'static str =
         concat!("local grid, max_fill, max_fill_part = 0, full, full_part\n", include_str!("script.lua"));
 
     /// Arguments of buckets that take leases.
@@ -79,7 +100,7 @@ impl Bucket {
         "max_fill",
         "max_fill_part",
     ];
-    pub(super) const LEASE_SCRIPT: &'static str = include_str!("script.lua");
+    pub(super) const LEASE_SCRIPT: &'static str = concat!("local free, free_part\n", include_str!("script.lua"));
 
     /// Creates a bucket that drains `requests` hits per window and holds `max_hits`. Hits above `immediate` are
     /// delayed.
@@ -105,10 +126,26 @@ impl Bucket {
             immediate,
             count_denied,
             in_debt: false,
+            free: None,
             full_drain: full,
             drain_time: DrainTime::new(full.ceil()),
             lease_grid: None,
         })
+    }
+
+    /// Returns the same bucket with a debt: it allows nothing while more than `free` hits are used.
+    pub(super) fn with_debt(self, free: u64) -> Self {
+        Self { free: Some(free), ..self }
+    }
+
+    /// Returns the number of hits that are not owed, if the bucket may go into debt.
+    pub(super) fn free_hits(&self) -> Option<u64> {
+        self.free
+    }
+
+    /// Returns whether hits are owed at this level.
+    fn owes(&self, used: ExactDuration) -> bool {
+        self.free.is_some_and(|free| used > self.rate.duration_of(free))
     }
 
     /// Returns the same bucket for taking leases, up to the limit without its soft part.
@@ -196,6 +233,10 @@ impl Bucket {
             exponent.into(),
             u64::from(self.count_denied) + u64::from(self.in_debt)
         ];
+        if let Some(free) = self.free {
+            let free = self.rate.duration_of(free);
+            arguments.extend([free.micros, free.fraction]);
+        }
         if let Some(grid) = self.lease_grid {
             let max_fill = self.max_fill();
             arguments.extend([grid.get(), max_fill.micros, max_fill.fraction]);
@@ -246,7 +287,7 @@ impl Bucket {
         } else {
             let max_at = self.rate.add(now, self.max_fill());
             let mut after = self.rate.add(at, charge);
-            allowed = self.rate.add(after, leased_total) <= max_at;
+            allowed = self.rate.add(after, leased_total) <= max_at && !self.owes(self.rate.subtract(at, now));
             if !allowed {
                 let full = self.rate.add(now, self.full_drain);
                 let max_debt = self.rate.add(now, self.max_debt());
@@ -314,8 +355,11 @@ impl Bucket {
         // A peek does not fill the bucket.
         let after = if operation.action == Action::Peek { self.rate.add(used, charge) } else { used };
         let limit = self.fill_of(self.max_hits.limit());
-        let remaining = self.rate.hits(self.rate.subtract(limit, used));
-        let next = if remaining < self.max_hits.limit() {
+        let owes = self.owes(used);
+        let remaining = if owes { 0 } else { self.rate.hits(self.rate.subtract(limit, used)) };
+        let next = if owes {
+            self.time_until(&level, operation.now, self.rate.duration_of(self.free.unwrap_or_default()))
+        } else if remaining < self.max_hits.limit() {
             let one_more = self.rate.subtract(limit, self.rate.duration_of(remaining + 1));
             self.time_until(&level, operation.now, one_more)
         } else {
@@ -323,7 +367,10 @@ impl Bucket {
         };
         let max_cost = if self.lease_grid.is_some() { self.max_hits.limit() } else { self.max_hits.ceiling() };
         let retry_after = if !allowed && operation.cost <= max_cost {
-            let target = self.rate.subtract(self.max_fill(), charge);
+            let mut target = self.rate.subtract(self.max_fill(), charge);
+            if let Some(free) = self.free {
+                target = target.min(self.rate.duration_of(free));
+            }
             Some(self.time_until(&level, operation.now, target))
         } else {
             None

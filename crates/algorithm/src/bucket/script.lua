@@ -117,6 +117,10 @@ else
   if after_part >= parts then
     after, after_part = after + 1, after_part - parts
   end
+  if free and (at - now > free or at - now == free and part > free_part) then
+    -- Hits are owed, so nothing is allowed.
+    max_fill = -1
+  end
   local ahead, ahead_part = after - now, after_part
   if leased_total then
     ahead, ahead_part = ahead + leased_total, ahead_part + leased_total_part

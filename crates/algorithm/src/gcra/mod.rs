@@ -5,7 +5,7 @@
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    Program, State, bucket::Bucket, drain_state, leased_bucket::LeasedBucket,
+    Program, State, bucket::Bucket, debt_bucket::DebtBucket, drain_state, leased_bucket::LeasedBucket,
 };
 
 /// A generic cell rate limiter.
@@ -50,9 +50,12 @@ impl CounterProgram for Gcra {
 
 impl Limiter for Gcra {
     const NAME: &'static str = "gcra";
-    const KEYWORDS: &'static [&'static str] = &["burst"];
+    const KEYWORDS: &'static [&'static str] = &["burst", "debt"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        if spec.debt.is_some() {
+            return DebtBucket::build(spec);
+        }
         let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }

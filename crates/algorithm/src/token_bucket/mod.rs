@@ -4,7 +4,7 @@
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    Program, State, bucket::Bucket, drain_state, leased_bucket::LeasedBucket, warm_up::WarmUp,
+    Program, State, bucket::Bucket, debt_bucket::DebtBucket, drain_state, leased_bucket::LeasedBucket, warm_up::WarmUp,
 };
 
 /// A token bucket.
@@ -49,9 +49,12 @@ impl CounterProgram for TokenBucket {
 
 impl Limiter for TokenBucket {
     const NAME: &'static str = "token_bucket";
-    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up"];
+    const KEYWORDS: &'static [&'static str] = &["burst", "warm_up", "debt"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
+        if spec.debt.is_some() {
+            return DebtBucket::build(spec);
+        }
         if spec.warm_up.is_some() {
             return WarmUp::build(spec);
         }

@@ -167,10 +167,10 @@ const MAX_UNPAID_TIME: Micros = Micros::from_secs(2);
 const HEADROOM: f64 = 1.25;
 
 impl DivisibleLimit {
-    /// Returns `None` if the limit is not a rate, or if it delays requests.
+    /// Returns `None` if the limit is not a rate, or if it delays requests or may be owed hits.
     pub(super) fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
         let algorithm = applied.limit.algorithm();
-        let spec = algorithm.spec().filter(|spec| spec.queue.is_none())?;
+        let spec = algorithm.spec().filter(|spec| spec.queue.is_none() && spec.debt.is_none())?;
         let requests = u64::from(applied.limit.requests());
         let window = applied.limit.measure().window();
         let is_long = window.get() >= MIN_LIFETIMES * ttl.get();

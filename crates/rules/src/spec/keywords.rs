@@ -280,6 +280,11 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         ),
         keyword("burst", ValueSchema::Number, "The number of hits that a bucket allows at once."),
         keyword(
+            "debt",
+            ValueSchema::Number,
+            "The number of hits that a bucket may owe: a request passes if nothing is owed.",
+        ),
+        keyword(
             "queue",
             ValueSchema::Number,
             "The number of further hits that a leaky bucket allows with a delay, stated in the response; 0 by default.",
