@@ -119,13 +119,15 @@ impl WaitQueues {
             if let Some(denial) = place.turn() {
                 return denial;
             }
+            // The time is read before, so that a clock that is set during the decision does not prolong the wait.
+            let decided_at = self.now();
             let mut verdict = decide();
             if !verdict.is_denied() {
                 place.leave(remaining(&verdict));
-                self.wait_for_delay(&mut verdict, deadline);
+                self.wait_for_delay(&mut verdict, decided_at, deadline);
                 return verdict;
             }
-            if place.deny(&verdict) == Next::Return {
+            if place.deny(&verdict, decided_at) == Next::Return {
                 return verdict;
             }
         }
@@ -204,9 +206,9 @@ impl WaitQueues {
     /// Waits for the delay of an allowed request if it ends before the deadline, and removes it from the verdict.
     ///
     /// A longer delay stays in the verdict, and is not waited for.
-    fn wait_for_delay(&self, verdict: &mut Verdict, deadline: Duration) {
+    fn wait_for_delay(&self, verdict: &mut Verdict, decided_at: Duration, deadline: Duration) {
         let delay = verdict.statuses.iter().map(|status| status.delay).max().unwrap_or_default();
-        let end = self.now().saturating_add(delay.duration());
+        let end = decided_at.saturating_add(delay.duration());
         if end > deadline {
             return;
         }
@@ -466,13 +468,12 @@ impl Place<'_> {
     }
 
     /// Records a denial of this thread, and returns the next step.
-    fn deny(&self, verdict: &Verdict) -> Next {
-        let now = self.queues.now();
+    fn deny(&self, verdict: &Verdict, decided_at: Duration) -> Next {
         let mut table = self.queues.table();
         let Some(queue) = table.queues.get_mut(&self.key) else {
             return Next::Return;
         };
-        let next = queue.deny(self.ticket, verdict, now);
+        let next = queue.deny(self.ticket, verdict, decided_at);
         if next == Next::Return {
             table.remove(&self.key, self.ticket, None);
         }

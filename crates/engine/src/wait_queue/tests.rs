@@ -51,7 +51,7 @@ impl Fixture {
             let verdict = limiter.blocking_check_request(&request, max_wait);
             done.send((waiter, verdict)).unwrap();
         });
-        wait_for(|| self.waiters() == waiting + 1);
+        wait_for(|| self.waiters() == waiting + 1 && self.has_denied());
         thread
     }
 
@@ -62,6 +62,11 @@ impl Fixture {
     /// Returns the number and the verdict of the next waiter that returns.
     fn next(&self) -> (u64, Verdict) {
         self.served.recv_timeout(TIMEOUT).unwrap()
+    }
+
+    /// Returns whether each queue has denied a waiter, so that further ones do not overtake it.
+    fn has_denied(&self) -> bool {
+        self.limiter.wait_queues().table().queues.values().all(|queue| queue.is_closed)
     }
 
     /// Waits for the next waiter, which must be this one, allowed.
@@ -194,7 +199,7 @@ fn a_later_denial_ends_the_wait_of_those_whose_turn_cannot_come_in_time() {
     let first = queues.join(&request, key.clone(), Duration::MAX);
     let second = queues.join(&request, key.clone(), now + SECOND * 59);
     let third = queues.join(&request, key, now + SECOND * 60);
-    assert!(first.deny(&denied) == Next::Wait);
+    assert!(first.deny(&denied, queues.now()) == Next::Wait);
     assert!(matches!(second.step(), Step::GiveUp(Some(_))) && matches!(third.step(), Step::ParkUntil(_)));
 }
 
@@ -291,9 +296,9 @@ fn hits_refunded_during_a_decision_are_decided_at_once() {
     let decides = |place: &Place<'_>| matches!(place.step(), Step::Decide);
     assert!(decides(&first) && decides(&second));
     queues.wake_first(|| key.clone());
-    assert!(second.deny(&denied) == Next::Wait && !decides(&second));
-    assert!(first.deny(&denied) == Next::Wait && decides(&first));
-    assert!(first.deny(&denied) == Next::Wait && !decides(&first));
+    assert!(second.deny(&denied, queues.now()) == Next::Wait && !decides(&second));
+    assert!(first.deny(&denied, queues.now()) == Next::Wait && decides(&first));
+    assert!(first.deny(&denied, queues.now()) == Next::Wait && !decides(&first));
     queues.wake_first(|| smallvec::smallvec![8]);
     assert!(!decides(&first));
     drop(first);
@@ -314,7 +319,7 @@ fn a_denial_of_a_large_request_does_not_apply_to_small_ones() {
     let large = queues.join(&request(None, 5), key.clone(), deadline);
     let small = queues.join(&request(None, 1), key.clone(), deadline);
     let last = queues.join(&request(None, 1), key, deadline);
-    assert!(large.deny(&denied) == Next::Return);
+    assert!(large.deny(&denied, queues.now()) == Next::Return);
     assert!(matches!(last.step(), Step::ParkUntil(_)) && matches!(small.step(), Step::Decide));
 }
 
@@ -329,7 +334,7 @@ fn a_queue_opens_if_hits_remain_for_all() {
         let decides = |place: &Place<'_>| matches!(place.step(), Step::Decide);
         let [first, second, third] = [join(), join(), join()];
         assert!(decides(&first) && decides(&second) && decides(&third), "nothing has been denied");
-        assert!(first.deny(&denied) == Next::Wait && !decides(&second));
+        assert!(first.deny(&denied, queues.now()) == Next::Wait && !decides(&second));
         first.leave(hits);
         let fourth = join();
         assert_eq!([&second, &third, &fourth].map(decides), decide, "{hits} hits remain");
@@ -346,7 +351,7 @@ fn the_thread_that_has_waited_longest_for_one_of_the_counters_is_woken() {
     let places = [join(&[9]), join(&[5, 1]), join(&[1])];
     let decides = |place: &Place<'_>| matches!(place.step(), Step::Decide);
     for place in &places {
-        assert!(place.deny(&denied) == Next::Wait);
+        assert!(place.deny(&denied, queues.now()) == Next::Wait);
     }
     queues.wake_first(|| smallvec::smallvec![1, 2]);
     assert_eq!(places.each_ref().map(decides), [false, true, false]);
