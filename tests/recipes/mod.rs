@@ -46,6 +46,11 @@ fn webhook_senders() {
 }
 
 #[test]
+fn ai_budgets() {
+    page::run("docs/guides/recipes/ai-budgets.md");
+}
+
+#[test]
 fn llm_tokens() {
     page::run("docs/guides/recipes/llm-tokens.md");
 }

@@ -135,10 +135,10 @@ impl<S> Engine<S> {
                 }
                 Match::Limited(applied) => {
                     let mut feedback = request.feedback.get(index).copied().unwrap_or_default();
-                    if applied.is_one_of_several {
-                        // A grant would be of one limit only.
+                    if applied.is_one_of_several || applied.rule.is_some_and(|rule| rule.cost_per_hit.is_some()) {
+                        // A grant would be of one limit only, or of hits without their cost.
                         feedback = Feedback { sample: feedback.sample, ..Feedback::default() };
-                        prepared.has_several = true;
+                        prepared.has_several |= applied.is_one_of_several;
                     }
                     let blocks = self.blocks(snapshot, descriptor, &applied);
                     Prepared::Charged(self.charge(request.domain, descriptor, applied, feedback, blocks, shard_by))
@@ -211,19 +211,13 @@ impl<S> Engine<S> {
         let program = applied.for_caller(algorithm, descriptor, feedback.sample, &name).into();
         let counter =
             Counter { name, program, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
+        let cost = applied.cost(descriptor);
         if descriptor.refund {
-            applied.series.count_refunded(self.worker, descriptor.hits);
+            applied.series.count_refunded(self.worker, cost);
         } else {
-            applied.series.count_requested(self.worker, descriptor.hits, 1);
+            applied.series.count_requested(self.worker, cost, 1);
         }
-        let hit = Hit {
-            counter,
-            action: action(descriptor),
-            cost: descriptor.hits,
-            blocks,
-            demand: feedback.demand,
-            is_ahead: false,
-        };
+        let hit = Hit { counter, action: action(descriptor), cost, blocks, demand: feedback.demand, is_ahead: false };
         let finished_grant = feedback.reports;
         let answer = Err(StoreError::Missing);
         let is_one_of_several = applied.is_one_of_several;
@@ -322,7 +316,7 @@ impl<S> Engine<S> {
             } else {
                 Outcome::Denied
             };
-            shedding.record(self.worker, class, outcome, descriptor.hits, now);
+            shedding.record(self.worker, class, outcome, applied.cost(descriptor), now);
         }
         let (quota, _) = limit.policy();
         let from_deny_cache = answer.decider == Decider::DenyCache;
@@ -334,7 +328,7 @@ impl<S> Engine<S> {
             shadow: applied.is_shadow(),
             from_deny_cache,
         };
-        applied.series.count_decision(self.worker, descriptor.hits, &answer.decision, context);
+        applied.series.count_decision(self.worker, applied.cost(descriptor), &answer.decision, context);
     }
 
     /// Decides a hit by its failure policy after the store failed.
@@ -357,13 +351,13 @@ impl<S> Engine<S> {
                 let algorithm = *instance_limit.algorithm();
                 let algorithm = applied.for_caller(algorithm, descriptor, None, &hit.counter.name);
                 let counter = Counter { program: algorithm.into(), ..hit.counter.clone() };
-                let local_hit = Hit { action: hit.action, ..counter.take(descriptor.hits) };
+                let local_hit = Hit { action: hit.action, ..counter.take(applied.cost(descriptor)) };
                 let answer = self.local.decide(&local_hit, now);
                 self.count(descriptor, applied, &instance_limit, &answer, true, now);
                 return Some(answer.decision);
             }
         };
-        let operation = Operation { action: action(descriptor), cost: descriptor.hits, now };
+        let operation = Operation { action: action(descriptor), cost: applied.cost(descriptor), now };
         let decision = applied.limit.algorithm().apply(&mut State::default(), operation);
         let remaining = if allowed { decision.remaining } else { 0 };
         Some(Decision { allowed, remaining, ..decision })
@@ -418,7 +412,7 @@ impl<S> Engine<S> {
             Prepared::Charged(limit) => {
                 debug_assert!(limit.answer.is_ok(), "failure policies decide before the verdict");
                 let status = self.status(&limit.applied, limit.answer.unwrap_or_default());
-                if status.is_over() { status.with_cost(limit.descriptor.hits) } else { status }
+                if status.is_over() { status.with_cost(limit.applied.cost(limit.descriptor)) } else { status }
             }
         }
     }

@@ -138,7 +138,8 @@ impl<S: Store> Engine<S> {
         // The shared counter is read, not this instance's cache, lease or eventual counter.
         let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
         let (state, at) = self.store.read(&stored, now).await?;
-        let peek = Operation { action: Action::Peek, cost: hits.into(), now: at };
+        let cost = applied.cost_of(descriptor, hits.into());
+        let peek = Operation { action: Action::Peek, cost, now: at };
         let decision = algorithm.apply(&mut state.clone(), peek);
         let allowed = decision.allowed || self.is_shadow(snapshot, applied);
         let (base_quota, _) = applied.base_limit().policy();
@@ -147,7 +148,7 @@ impl<S: Store> Engine<S> {
             None => base_quota,
         };
         inspection.allowed &= allowed;
-        if !allowed && never_fits(decision.retry_after, quota, hits.into()) {
+        if !allowed && never_fits(decision.retry_after, quota, cost) {
             inspection.max_hits = Some(inspection.max_hits.unwrap_or(u64::MAX).min(quota));
         }
         let shares = Assignments::new(Assignments::MAX_TTL);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use sluicegate_algorithm::{
-    Algorithm, Consistency, Decision, Micros, RequestContext, Sample, concurrency::Concurrency,
+    Algorithm, Consistency, Decision, Micros, RequestContext, Sample, bound_hits, concurrency::Concurrency,
 };
 use sluicegate_calendar::Anchor;
 use sluicegate_metrics::WorkerId;
@@ -61,6 +61,22 @@ impl<'s> AppliedLimit<'s> {
             context.entity = entity_number(counter);
         }
         algorithm.with_context(context)
+    }
+
+    /// Returns the cost of the descriptor's hits.
+    pub(super) fn cost(&self, descriptor: &Descriptor<'_>) -> u64 {
+        self.cost_of(descriptor, descriptor.hits)
+    }
+
+    /// Returns the cost of a number of hits.
+    pub(super) fn cost_of(&self, descriptor: &Descriptor<'_>, hits: u64) -> u64 {
+        match self.rule.and_then(|rule| rule.cost_per_hit.as_ref()) {
+            Some(cost) => {
+                let factor = cost.of(self.modifier(descriptor, ModifierEntry::Cost));
+                bound_hits(hits.saturating_mul(factor))
+            }
+            None => hits,
+        }
     }
 
     /// Returns the class of the request, 0 if there are no classes.

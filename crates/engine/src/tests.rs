@@ -719,3 +719,54 @@ descriptors:
     let denial = decide(&engine, &all[1..2]).denial_response().unwrap();
     assert_eq!((denial.status, denial.headers), (Some(402), Vec::new()));
 }
+
+const BUDGETS: &str = "
+domain: api
+descriptors:
+- key: team
+  rate_limits:
+  - { unit: minute, requests_per_unit: 1000, algorithm: token_bucket, burst: 1000 }
+  - unit: month
+    requests_per_unit: 50000000
+    name: budget
+    window: calendar
+    cost_per_hit: { key: model, values: { small: 150, large: 15000 }, default: 60000 }
+- { key: batch, rate_limit: { unit: day, requests_per_unit: 100, cost_per_hit: 10 } }
+";
+
+#[test]
+fn hits_cost_what_the_entry_says() {
+    let engine = engine(BUDGETS);
+    let budget = |entries: &[(&str, &str)], hits| {
+        let verdict = decide(&engine, &[descriptor(entries, hits)]);
+        remaining(&verdict.statuses[0]).iter().find(|(name, _)| *name == "budget").unwrap().1
+    };
+    // 100 tokens each, in millionths of a dollar.
+    assert_eq!(budget(&[("team", "a"), ("model", "small")], 100), 50_000_000 - 15_000);
+    assert_eq!(budget(&[("team", "a"), ("model", "large")], 100), 50_000_000 - 15_000 - 1_500_000);
+    assert_eq!(budget(&[("team", "a"), ("model", "unknown")], 100), 50_000_000 - 1_515_000 - 6_000_000);
+    assert_eq!(budget(&[("team", "a")], 100), 50_000_000 - 7_515_000 - 6_000_000, "without the entry");
+    assert_eq!(budget(&[("team", "b"), ("model", "large")], 0), 50_000_000, "another team has another budget");
+    // The other limit counts tokens.
+    let verdict = decide(&engine, &[descriptor(&[("team", "a")], 0)]);
+    assert_eq!(remaining(&verdict.statuses[0])[0], ("", 600));
+    decide(&engine, &[refund(descriptor(&[("team", "a"), ("model", "unknown")], 100))]);
+    assert_eq!(budget(&[("team", "a")], 0), 50_000_000 - 7_515_000);
+    // The largest number of hits is bounded, and denied.
+    let verdict = decide(&engine, &[descriptor(&[("team", "a"), ("model", "large")], MAX_NUMBER)]);
+    assert!(verdict.is_denied());
+    // An override of the entity keeps the costs.
+    set(&engine, &[("limit|api|team=c", "{limits: {budget: 1000000/month}}")]);
+    assert_eq!(budget(&[("team", "c"), ("model", "large")], 10), 850_000);
+}
+
+#[test]
+fn a_constant_cost_multiplies_hits_everywhere() {
+    let engine = engine(BUDGETS);
+    let batch = |hits| decide(&engine, &[descriptor(&[("batch", "x")], hits)]);
+    assert_eq!(batch(3).statuses[0].remaining, 70);
+    assert_eq!(batch(8).max_cost(), None, "it fits later");
+    assert_eq!(batch(11).max_cost(), Some(100));
+    let [within, over, _] = counts(&engine, "batch");
+    assert_eq!((within, over), (100, 120), "statistics have costs, too");
+}

@@ -205,6 +205,7 @@ impl Compiler {
                     let rule = limited.build_rule(self, rate_limit);
                     let levels =
                         self.add_modifier_levels(vec![id], &rate_limit.modifiers, descriptor.location, diagnostics);
+                    let levels = self.add_cost_levels(levels, rate_limit, descriptor.location, diagnostics);
                     let head = self.set.add_rule(&levels, rule);
                     self.add_further_limits(head, &limited, rate_limit);
                 }
@@ -276,6 +277,23 @@ impl Compiler {
         levels
     }
 
+    /// Adds a level below each of `levels` for the entry that selects the cost of a hit, and returns all of them: requests
+    /// may have the entry or not.
+    fn add_cost_levels(
+        &mut self,
+        mut levels: Vec<u32>,
+        rate_limit: &RateLimit,
+        location: Location,
+        diagnostics: &mut Diagnostics<'_>,
+    ) -> Vec<u32> {
+        if let Some(key) = rate_limit.all().find_map(RateLimit::cost_key) {
+            let modifiers = [(ModifierEntry::Cost, key.to_owned())];
+            let with_cost = self.add_modifier_levels(levels.clone(), &modifiers, location, diagnostics);
+            levels.extend(with_cost);
+        }
+        levels
+    }
+
     /// Adds one rule per plan.
     ///
     /// Requests without a plan entry end on the level of the descriptor, and requests with one end on a level below it.
@@ -311,6 +329,9 @@ impl Compiler {
             self.add_modifier_levels(vec![id], &[(ModifierEntry::Plan, plans.key.clone())], location, diagnostics);
         let levels =
             self.add_modifier_levels([vec![id], plan_levels].concat(), &first.modifiers, location, diagnostics);
+        let with_cost =
+            limits.iter().map(|(_, limit)| limit).find(|limit| limit.all().any(|limit| limit.cost_key().is_some()));
+        let levels = self.add_cost_levels(levels, with_cost.unwrap_or(first), location, diagnostics);
         // The rule that is added last is the one that the levels lead to.
         limits.sort_by_key(|(plan, _)| **plan == plans.default);
         let first_id = self.set.rules().len();
@@ -397,6 +418,7 @@ impl LimitedDescriptor<'_> {
             is_hidden: rate_limit.is_hidden,
             retry_jitter: rate_limit.retry_jitter,
             denial: rate_limit.denial.clone().map(Arc::new),
+            cost_per_hit: rate_limit.cost_per_hit.clone().map(Arc::new),
             elastic: rate_limit.elastic.clone().map(Box::new),
             plan: None,
             divided_limit: compiler

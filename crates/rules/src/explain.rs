@@ -58,6 +58,7 @@ impl RuleSet {
                 Some(ModifierEntry::Plan) => ", the request's plan",
                 Some(ModifierEntry::Class) => ", the request's class",
                 Some(ModifierEntry::Holder) => ", the holder of the request's slots",
+                Some(ModifierEntry::Cost) => ", which selects the cost of a hit",
                 None => "",
             };
             lines.push(match modifier {
@@ -139,6 +140,12 @@ impl fmt::Display for Rule {
         match &self.limit {
             None => write!(f, "unlimited")?,
             Some(limit) => write!(f, "{limit}")?,
+        }
+        if let Some(cost) = &self.cost_per_hit {
+            match &cost.key {
+                Some(key) => write!(f, ", a hit costs by the entry {key:?}")?,
+                None => write!(f, ", a hit costs {}", cost.default)?,
+            }
         }
         if !self.classes.is_empty() {
             write!(f, ", shared by the classes {} and \"other\" (all other requests)", self.classes.join(", "))?;

@@ -5,6 +5,7 @@
 //! walks. The service polls the directory (`service/reload.rs`).
 
 mod compile;
+mod cost_per_hit;
 mod custom_limit;
 mod denial;
 mod diagnostic;
@@ -26,6 +27,7 @@ mod wildcard;
 mod yaml;
 
 pub use compile::{SourceFile, compile};
+pub use cost_per_hit::CostPerHit;
 pub use custom_limit::{Allowance, CustomLimit};
 pub use denial::{Denial, DenialValues};
 pub use diagnostic::{Diagnostic, Location, Severity};

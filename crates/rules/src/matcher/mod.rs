@@ -17,6 +17,7 @@ use sluicegate_calendar::Anchor;
 use smallvec::SmallVec;
 
 use super::{
+    cost_per_hit::CostPerHit,
     denial::Denial,
     diagnostic::Location,
     ip_prefix::IpPrefix,
@@ -76,6 +77,8 @@ pub struct Rule {
     pub is_hidden: bool,
     /// Maximum of the random time that is added to `Retry-After`.
     pub retry_jitter: Micros,
+    /// Factor by which the hits of a request count; `None` for 1.
+    pub cost_per_hit: Option<Arc<CostPerHit>>,
     /// What callers are told that the limit denies.
     pub denial: Option<Arc<Denial>>,
     /// Higher limits that apply while a resource has spare capacity.
@@ -171,6 +174,8 @@ pub enum ModifierEntry {
     Class,
     /// The holder of the slots that the request takes.
     Holder,
+    /// The value that selects the cost of a hit.
+    Cost,
 }
 
 /// The values that a level matches.

@@ -120,6 +120,9 @@ fn value_schema(value: &ValueSchema) -> Value {
             let item = json!({ "$ref": reference(map) });
             json!({ "anyOf": [item, { "type": "array", "items": item }] })
         }
+        ValueSchema::NumberOrMap(map) => {
+            json!({ "anyOf": [number_schema(u32::MAX), { "$ref": reference(map) }] })
+        }
         ValueSchema::TextOrMap(map) => {
             json!({ "anyOf": [value_schema(&ValueSchema::Text), { "$ref": reference(map) }] })
         }

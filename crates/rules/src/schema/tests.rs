@@ -218,6 +218,12 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
             let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(keyword)).collect();
             vec![format!("{{domain: d, plans: {{{}, {keyword}: {value}}}}}", others.join(", "))]
         }
+        "cost_per_hit" => {
+            let others = ["key: m", "values: {a: 5}", "default: 5"];
+            let others: Vec<_> = others.into_iter().filter(|other| !other.starts_with(keyword)).collect();
+            let cost = format!("cost_per_hit: {{{}, {keyword}: {value}}}", others.join(", "));
+            vec![descriptor(&format!("rate_limit: {{unit: day, requests_per_unit: 1, {cost}}}"))]
+        }
         "denial" => {
             let message = if keyword == "message" { "" } else { "message: x, " };
             let denial = format!("denial: {{{message}{keyword}: {value}}}");

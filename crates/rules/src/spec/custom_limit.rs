@@ -43,6 +43,7 @@ const RULE_FILE_KEYWORDS: &[&str] = &[
     "visible",
     "retry_jitter",
     "denial",
+    "cost_per_hit",
     "elastic",
     "by_plan",
 ];

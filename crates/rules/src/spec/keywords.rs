@@ -55,6 +55,8 @@ pub(crate) enum ValueSchema {
     Map(&'static MapSchema),
     /// A map, or a list of such maps.
     MapOrList(&'static MapSchema),
+    /// An unsigned integer of 32 bits, or a map.
+    NumberOrMap(&'static MapSchema),
     /// A scalar as text, or a map.
     TextOrMap(&'static MapSchema),
     /// A map with names as keys, chosen by the author of the file.
@@ -76,8 +78,19 @@ const fn keyword(name: &'static str, value: ValueSchema, description: &'static s
 }
 
 /// All maps with keywords.
-pub(crate) const MAPS: [&MapSchema; 10] =
-    [&ROOT, &DESCRIPTOR, &RATE_LIMIT, &REPLACES, &IP_PREFIX, &ELASTIC, &SHARE, &PLANS, &ASSIGNMENT, &DENIAL];
+pub(crate) const MAPS: [&MapSchema; 11] = [
+    &ROOT,
+    &DESCRIPTOR,
+    &RATE_LIMIT,
+    &REPLACES,
+    &IP_PREFIX,
+    &ELASTIC,
+    &SHARE,
+    &PLANS,
+    &ASSIGNMENT,
+    &DENIAL,
+    &COST_PER_HIT,
+];
 
 /// Values of `charge`, and whether they mean that a request takes hits from all of its limits or from none.
 pub(super) const CHARGES: [(&str, bool); 2] = [("each", false), ("all", true)];
@@ -371,6 +384,11 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             ValueSchema::Boolean,
             "If false, responses do not mention the limit: not in headers, current_limit or metadata. True by default.",
         ),
+        keyword(
+            "cost_per_hit",
+            ValueSchema::NumberOrMap(&COST_PER_HIT),
+            "The factor by which hits count: a number, or a table by the value of an entry, such as the price of a model.",
+        ),
         keyword("denial", ValueSchema::Map(&DENIAL), "What the response to a denied request says."),
         keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
         keyword(
@@ -399,6 +417,18 @@ pub(crate) static IP_PREFIX: MapSchema = MapSchema {
         keyword("v6", ValueSchema::UpTo(128), "The prefix length of IPv6 addresses in bits; 64 by default."),
     ],
     required: &[],
+};
+
+pub(crate) static COST_PER_HIT: MapSchema = MapSchema {
+    name: "cost_per_hit",
+    context: "under cost_per_hit",
+    example: "{ key: model, values: { small: 1, large: 15 }, default: 15 }",
+    keywords: &[
+        keyword("key", ValueSchema::Text, "The key of the last entry of the descriptor, which selects the cost."),
+        keyword("values", ValueSchema::Named(&ValueSchema::Number), "The cost of a hit by the value of the entry."),
+        keyword("default", ValueSchema::Number, "The cost of a hit with another value, or without the entry."),
+    ],
+    required: &["key", "values", "default"],
 };
 
 pub(crate) static DENIAL: MapSchema = MapSchema {

@@ -6,6 +6,7 @@
 mod algorithm;
 mod anchor;
 mod assignment;
+mod cost_per_hit;
 mod custom_limit;
 mod denial;
 mod elastic;

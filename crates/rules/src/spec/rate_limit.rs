@@ -7,6 +7,7 @@ use super::{
     keywords::{RATE_LIMIT, REPLACES},
 };
 use crate::{
+    cost_per_hit::CostPerHit,
     denial::Denial,
     diagnostic::Location,
     limit::{FailurePolicy, Limit, Measure, Unit},
@@ -34,6 +35,8 @@ pub(crate) struct RateLimit {
     /// Maximum time that is added to `Retry-After`.
     pub(crate) retry_jitter: Micros,
     pub(crate) elastic: Option<Elastic>,
+    /// Factor by which hits count.
+    pub(crate) cost_per_hit: Option<CostPerHit>,
     /// What callers are told that the limit denies.
     pub(crate) denial: Option<Denial>,
     /// Further limits of the same rule.
@@ -45,6 +48,11 @@ pub(crate) struct RateLimit {
 }
 
 impl RateLimit {
+    /// Returns the key of the entry that selects the cost of a hit.
+    pub(crate) fn cost_key(&self) -> Option<&str> {
+        self.cost_per_hit.as_ref()?.key.as_deref()
+    }
+
     /// Returns all limits of the rule.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Self> {
         std::iter::once(self).chain(&self.further)
@@ -184,6 +192,12 @@ impl Reader<'_, '_> {
             }
             limits.push(limit);
         }
+        let mut keys = limits.iter().filter_map(RateLimit::cost_key);
+        if let Some(first) = keys.next()
+            && keys.any(|key| key != first)
+        {
+            self.diagnostics.error(node.location, "cost_per_hit must have the same key in all limits of a rule");
+        }
         let mut limits = limits.into_iter();
         let first = limits.next()?;
         Some(RateLimit { further: limits.collect(), ..first })
@@ -242,6 +256,7 @@ impl Reader<'_, '_> {
                 }
                 "shed" => rate_limit.sheds = self.boolean(key, value),
                 "visible" => rate_limit.is_hidden = !self.boolean(key, value),
+                "cost_per_hit" => rate_limit.cost_per_hit = self.cost_per_hit(value),
                 "denial" => rate_limit.denial = self.denial(value),
                 "retry_jitter" => {
                     rate_limit.retry_jitter = algorithm::duration(self, key, value).unwrap_or_default();
@@ -279,6 +294,10 @@ impl Reader<'_, '_> {
             }
         };
         rate_limit.modifiers = keywords.modifiers();
+        if rate_limit.cost_key().is_some() && !rate_limit.modifiers.is_empty() {
+            let message = "cost_per_hit by the value of an entry cannot be combined with class or holder";
+            self.diagnostics.error(node, message);
+        }
         rate_limit.classes = keywords.class_names();
         rate_limit.sheds |= keywords.sheds();
         let spec = spec?;

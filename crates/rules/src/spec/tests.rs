@@ -223,3 +223,45 @@ fn a_denial_has_a_message_headers_and_a_status() {
         assert!(error.contains(expected), "{denial}: {error}");
     }
 }
+
+#[test]
+fn a_cost_per_hit_is_a_number_or_a_table_with_a_default() {
+    let day = "unit: day, requests_per_unit: 9";
+    let table = "{key: model, values: {a: 2, b: 30}, default: 40}";
+    let read = |cost: &str| {
+        let rule = read_descriptor(&format!("rate_limit: {{{day}, cost_per_hit: {cost}}}")).unwrap().unwrap();
+        rule.cost_per_hit.clone().unwrap()
+    };
+    assert_eq!([None, Some("x")].map(|value| read("7").of(value)), [7, 7]);
+    let expected = [None, Some("a"), Some("b"), Some("c")].map(|value| read(table).of(value));
+    assert_eq!(expected, [40, 2, 30, 40]);
+    for (keywords, expected) in [
+        (format!("rate_limit: {{{day}, cost_per_hit: 0}}"), "cost_per_hit must be at least 1"),
+        (
+            format!("rate_limit: {{{day}, cost_per_hit: {{key: m, values: {{a: 0}}, default: 1}}}}"),
+            "a must be at least 1",
+        ),
+        (
+            format!("rate_limit: {{{day}, cost_per_hit: {{key: m, values: {{a: 1}}}}}}"),
+            "requires key, values and default",
+        ),
+        (
+            format!("rate_limit: {{{day}, cost_per_hit: {{values: {{a: 1}}, default: 2}}}}"),
+            "requires key, values and default",
+        ),
+        (
+            format!("rate_limit: {{algorithm: concurrency, limit: 3, holder: h, cost_per_hit: {table}}}"),
+            "cannot be combined with class or holder",
+        ),
+        (
+            format!(
+                "rate_limits: [{{{day}, cost_per_hit: {table}}}, {{{day}, name: x, cost_per_hit: {}}}]",
+                table.replace("model", "kind")
+            ),
+            "cost_per_hit must have the same key in all limits of a rule",
+        ),
+    ] {
+        let error = only_error(&keywords);
+        assert!(error.contains(expected), "{keywords}: {error}");
+    }
+}
