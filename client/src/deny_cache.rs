@@ -99,7 +99,7 @@ impl DenyCache {
         if verdict.allowed || !request.only_takes() {
             return;
         }
-        // What a rule says contains the time to wait.
+        // The message of a rule contains the time to wait.
         if verdict.denial.is_some() {
             return;
         }

@@ -69,7 +69,7 @@ pub struct Verdict {
     pub(crate) denial: Option<Box<Denial>>,
 }
 
-/// What the rule that denies a request says to its caller. Its headers are among those of the verdict, with the type of the
+/// Status and message of the rule that denies a request. Its headers are among those of the verdict, with the type of the
 /// message in `content-type`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -212,7 +212,7 @@ impl Verdict {
         self.headers_or_computed()
     }
 
-    /// Returns what the rule that denies the request says to its caller, if it says anything.
+    /// Returns the status and the message of the rule that denies the request, if it has any.
     #[must_use]
     pub fn denial(&self) -> Option<&Denial> {
         self.denial.as_deref()

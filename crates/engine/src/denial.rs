@@ -1,10 +1,10 @@
-//! [`DenialResponse`]: what the response to a denied request says, by the rule that denies it.
+//! [`DenialResponse`]: the content of the response to a denied request, from the rule that denies it.
 
 use sluicegate_rules::DenialValues;
 
 use super::{Status, Verdict};
 
-/// What the response to a denied request says.
+/// The content of the response to a denied request, from the rule that denies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DenialResponse {
     /// HTTP status, if the rule has one.
@@ -18,8 +18,8 @@ pub struct DenialResponse {
 }
 
 impl Verdict {
-    /// Returns what the response to a denied request says. Returns `None` if it is allowed, or if no rule that denies it has
-    /// a text.
+    /// Returns the content of the response to a denied request. Returns `None` if the request is allowed, or if no rule that
+    /// denies it has a `denial`.
     ///
     /// Of several rules, that with the longest wait decides.
     #[must_use]

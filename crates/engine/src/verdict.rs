@@ -86,7 +86,7 @@ pub struct Status {
     pub retry_after: Option<Micros>,
     /// Maximum of the random time that is added to the header `Retry-After`.
     pub retry_jitter: Micros,
-    /// What the rule tells callers that it denies, if the descriptor is denied.
+    /// Message, headers and status of the rule's denials, if the descriptor is denied.
     pub denial: Option<Arc<Denial>>,
     /// Whether the cost is denied because it is above the largest cost that the limit can allow.
     pub never_fits: bool,

@@ -1,8 +1,8 @@
-//! [`Denial`]: what a rule tells callers that it denies.
+//! [`Denial`]: the message, the headers and the status of a rule's denials.
 
 use std::fmt::Write;
 
-/// What a rule tells callers that it denies.
+/// The message, the headers and the status of a rule's denials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denial {
     /// HTTP status; by default 429, or 503 for overload.

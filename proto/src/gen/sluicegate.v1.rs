@@ -92,11 +92,11 @@ pub struct Verdict {
     /// Headers to add to the response of the checked request (see `response.headers`).
     #[prost(message, repeated, tag = "3")]
     pub response_headers_to_add: ::prost::alloc::vec::Vec<Header>,
-    /// What the rule that denies the request says. Its headers are in `response_headers_to_add`.
+    /// Status and message of the rule that denies the request. Its headers are in `response_headers_to_add`.
     #[prost(message, optional, tag = "4")]
     pub denial: ::core::option::Option<Denial>,
 }
-/// What a rule says to callers that it denies.
+/// Status and message of a rule's denials.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Denial {
     /// HTTP status; 0 for 429, or 503 if the denial is shed.

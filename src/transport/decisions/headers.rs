@@ -18,7 +18,7 @@ pub(in crate::transport) fn encode(verdict: &Verdict, settings: &ResponseSetting
     });
 }
 
-/// Writes the headers of what a rule says to callers that it denies, like [`encode`].
+/// Writes the headers of a rule's denial, like [`encode`].
 pub(in crate::transport) fn encode_denial(denial: &DenialResponse, response: &mut Writer<'_>) {
     let content_type = denial.content_type.iter().map(|kind| ("content-type", kind.as_str()));
     let headers = denial.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()));

@@ -79,7 +79,7 @@ pub struct Rule {
     pub retry_jitter: Micros,
     /// Factor by which the hits of a request count; `None` for 1.
     pub cost_per_hit: Option<Arc<CostPerHit>>,
-    /// What callers are told that the limit denies.
+    /// Message, headers and status of denials.
     pub denial: Option<Arc<Denial>>,
     /// Higher limits that apply while a resource has spare capacity.
     pub elastic: Option<Box<Elastic>>,

@@ -1,4 +1,4 @@
-//! Reads a [`Denial`]: what a rule tells callers that it denies.
+//! Reads a [`Denial`]: the message, the headers and the status of a rule's denials.
 
 use super::{Reader, keywords::DENIAL};
 use crate::{
@@ -19,7 +19,7 @@ const FOREIGN_HEADERS: [&str; 6] =
     ["connection", "content-length", "content-type", "host", "transfer-encoding", "upgrade"];
 
 impl Reader<'_, '_> {
-    /// Reads what a rule tells callers that it denies.
+    /// Reads the message, the headers and the status of denials.
     pub(super) fn denial(&mut self, node: &Yaml) -> Option<Denial> {
         let mut denial = Denial::default();
         for (key, _, value) in self.read_map("denial", node, &DENIAL)? {

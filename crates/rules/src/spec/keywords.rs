@@ -389,7 +389,11 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             ValueSchema::NumberOrMap(&COST_PER_HIT),
             "The factor by which hits count: a number, or a table by the value of an entry, such as the price of a model.",
         ),
-        keyword("denial", ValueSchema::Map(&DENIAL), "What the response to a denied request says."),
+        keyword(
+            "denial",
+            ValueSchema::Map(&DENIAL),
+            "The message, the headers and the status of the response to a denied request.",
+        ),
         keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
         keyword(
             "by_plan",

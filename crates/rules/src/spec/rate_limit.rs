@@ -37,7 +37,7 @@ pub(crate) struct RateLimit {
     pub(crate) elastic: Option<Elastic>,
     /// Factor by which hits count.
     pub(crate) cost_per_hit: Option<CostPerHit>,
-    /// What callers are told that the limit denies.
+    /// Message, headers and status of denials.
     pub(crate) denial: Option<Denial>,
     /// Further limits of the same rule.
     pub(crate) further: Vec<RateLimit>,
