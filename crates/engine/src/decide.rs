@@ -3,7 +3,7 @@
 //! ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where the store has not
 //! answered, and builds the verdict.
 
-use std::sync::Arc;
+use std::{ptr, sync::Arc};
 
 use futures_util::future::join_all;
 use sluicegate_algorithm::{Action, Algorithm, Decision, LimitSpec, MAX_NUMBER, Micros, Operation, Program, State};
@@ -170,13 +170,19 @@ impl<S> Engine<S> {
         let is_charged_together = prepared.charge == Charge::All && prepared.charged().count() > 1;
         let is_nothing_taken =
             prepared.is_denied_by_switch || is_charged_together && prepared.charged().any(ChargedLimit::denies_all);
+        let mut ranked = None;
         for limit in prepared.charged() {
             let ChargedLimit { descriptor, applied, answer, is_one_of_several, .. } = limit;
             let Ok(answer) = answer else {
                 continue;
             };
             let is_allowed = answer.decision.allowed;
-            self.record_top(domain, descriptor, applied, is_allowed, now);
+            // The hits of a descriptor are ranked once, whatever the number of its limits.
+            if !ranked.is_some_and(|ranked| ptr::addr_eq(ranked, *descriptor)) {
+                let is_allowed = is_allowed && !prepared.is_denied_together(limit);
+                self.record_top(domain, descriptor, applied, is_allowed, now);
+                ranked = Some(*descriptor);
+            }
             if is_allowed && (is_nothing_taken || prepared.is_denied_together(limit)) {
                 continue;
             }

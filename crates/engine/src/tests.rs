@@ -608,6 +608,16 @@ fn several_limits_of_a_rule_are_charged_together() {
 }
 
 #[test]
+fn the_hits_of_a_descriptor_with_several_limits_are_ranked_once() {
+    let engine = engine(SEVERAL);
+    for _ in 0..3 {
+        decide(&engine, &[one("user", 1)]);
+    }
+    let ranked = |by| engine.top.as_ref().unwrap().ranking(by, 9, TopEntities::DEFAULT_PERIOD, NOW, |_, _| true).hits;
+    assert_eq!([ranked(RankBy::Requested), ranked(RankBy::Denied)], [3, 1]);
+}
+
+#[test]
 fn several_limits_are_charged_with_the_other_descriptors_under_charge_all() {
     let engine = engine(&SEVERAL.replace("domain: api", "domain: api\ncharge: all"));
     let both = [descriptor(&[("user", "a")], 1), descriptor(&[("other", "a")], 1)];
