@@ -48,6 +48,10 @@ impl CounterProgram for DebtBucket {
         self.0.explain(state, operation, allowed)
     }
 
+    fn counts_denied(&self) -> bool {
+        self.0.counts_denied()
+    }
+
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

@@ -65,6 +65,19 @@ fn keywords_that_contradict_a_debt_are_rejected() {
     assert_eq!(keyword(LimitSpec { window: crate::MAX_PERIOD, debt: Some(u32::MAX), ..spec }), Some("burst"));
 }
 
+#[test]
+fn hits_that_were_allowed_elsewhere_always_count() {
+    let limiter = bucket(3, 5);
+    let recording = limiter.recording();
+    assert!(recording.counts_denied() && !limiter.counts_denied());
+    let mut state = State::default();
+    for cost in [8, 7] {
+        recording.step(&mut state, Operation { action: Action::Take, cost, now: Micros::from_secs(START) });
+    }
+    let denied = apply(limiter, &mut state, Action::Take, 1, 0);
+    assert_eq!((denied.used, denied.retry_after), (15, Some(Micros::from_secs(72))));
+}
+
 proptest! {
     /// In any interval of *t*, at most burst + debt + rate × t hits are allowed, and a request passes only if nothing is owed.
     #[test]
