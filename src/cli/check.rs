@@ -69,7 +69,7 @@ pub(super) fn run(args: &CheckArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let files = contents.files.len();
-    let options = Options { merge_domains: args.merge_domains, notes: true, ..Options::default() };
+    let options = Options { merge_domains: args.merge_domains, notes: args.explain.is_empty(), ..Options::default() };
     let compiled = contents.compile(options);
     let code = if compiled.is_ok() { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     let diagnostics = match &compiled {

@@ -302,7 +302,9 @@ fn check_reads_one_file() {
     let folder = rules(&[("a.yaml", RULES), ("b.yaml", "domain: b\nextra: 1\n")]);
     let file = |name: &str| folder.path().join(name);
     let (code, text, _) = run(command().arg("check").arg(file("a.yaml")));
-    assert_eq!((code, text.as_str()), (Some(0), "1 files, 1 domains, 4 limits: no errors\n"));
+    let (note, summary) = text.split_once('\n').unwrap();
+    assert!(note.contains("a.yaml:4:39: note: a window of the unit year has 365 days"), "{text}");
+    assert_eq!((code, summary), (Some(0), "1 files, 1 domains, 4 limits: no errors\n"));
     let (code, text, _) = run(command().arg("check").arg(file("b.yaml")));
     assert!(code == Some(1) && text.contains("b.yaml:2:1: unknown key \"extra\""), "{text}");
     let (code, _, error) = run(command().arg("check").arg(file("c.yaml")));

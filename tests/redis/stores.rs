@@ -95,7 +95,7 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
 /// Time by which the key of a bucket outlives its state at most, because its expiry is rarely set: a sixteenth of the
 /// drain time.
 fn expiry_step(algorithm: &Algorithm, drain_time: Micros) -> u64 {
-    let is_bucket = ["token_bucket", "leaky_bucket", "gcra"].contains(&algorithm.name());
+    let is_bucket = ["token_bucket", "token_bucket with debt", "leaky_bucket", "gcra"].contains(&algorithm.name());
     if is_bucket { drain_time.get() / 16_000 } else { 0 }
 }
 

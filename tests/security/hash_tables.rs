@@ -9,7 +9,7 @@ const FIXED: [&str; 6] =
     ["FixedState", "SipHasher13::new()", "SipHasher24::new()", "DefaultHasher", "Identity::new(", "BuildHasherDefault"];
 
 /// The code with hashes that are the same in each process, and why callers cannot use that against a table.
-const UNKEYED: [(&str, &str); 7] = [
+const UNKEYED: [(&str, &str); 8] = [
     ("crates/testing/src/model_checker.rs", "no part of a running service"),
     (
         "crates/engine/src/candidate/mod.rs",
@@ -17,6 +17,10 @@ const UNKEYED: [(&str, &str); 7] = [
     ),
     ("src/service/record.rs", "instances must record the same entities: the hash selects, and is stored nowhere"),
     ("crates/engine/src/matching.rs", "identifies a limit that a caller requests, of 128 bits"),
+    (
+        "crates/engine/src/wait_queue/mod.rs",
+        "the key of a queue in a tree, of 128 bits; an equal one would wait longer",
+    ),
     ("crates/engine/src/quotas/mod.rs", "recognises the counter of one bucket after a change of its rule"),
     ("crates/placement/src/ring.rs", "instances and clients must find the same server"),
     ("crates/placement/src/identity.rs", "the hash function itself"),

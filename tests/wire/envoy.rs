@@ -153,7 +153,8 @@ descriptors:
       status: 402
 ";
     let folder = rules(&[("envoy.yaml", text)]);
-    let server = Server::builder().rules(folder.path()).store("memory").set("response.headers", "true").start();
+    let server = Server::builder().rules(folder.path()).store("memory").set("response.headers", "true");
+    let server = server.set("response.header_style", "both").start();
     let envoy = Envoy::start(server.grpc, upstream().0, false);
     for _ in 0..2 {
         let (code, headers) = envoy.get("/", &[("x-user", "alice")]);
