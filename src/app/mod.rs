@@ -14,6 +14,8 @@
 //! | cluster | `cluster` | the exchange of hits with other instances, if there are `cluster.peers` |
 //! | background tasks | `tasks` | one list: name, interval, owner |
 //! | shutdown | `shutdown` | the same phases in reverse order |
+//!
+//! docs/design/architecture.md lists the threads and their work ("Threads"), and answers what newcomers ask ("Questions").
 
 mod cluster;
 mod core_dumps;

@@ -223,7 +223,8 @@ pub(super) struct RunningServers {
     pub(super) stop: watch::Sender<bool>,
 }
 
-/// Reports `NOT_SERVING` by gRPC for as long as no domain has rules, until the service stops.
+/// Reports `NOT_SERVING` by gRPC for as long as no domain has rules, until the service stops. Runs only if
+/// `rules.required_for_health` is set.
 async fn follow_rules(health: HealthReporter, in_force: Arc<RulesInForce>, leaving: Arc<AtomicBool>) {
     let mut tick = interval(tasks::HEALTH_INTERVAL);
     let mut reported = true;

@@ -63,7 +63,7 @@ pub(super) fn describe(error: &ConfigError, config: &Config) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Returns the form of an address.
+/// Returns a message with the form that an address has.
 pub fn listen_address(text: &str) -> Result<SocketAddr, String> {
     text.parse().map_err(|_| {
         let AddressRule { rule, hint } = AddressRule::new(text, SocketAddr::from(([0, 0, 0, 0], 8081)));

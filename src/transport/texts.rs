@@ -1,10 +1,10 @@
 //! Texts of callers that cannot be used as they are: [`readable`] replaces them in a request, and [`text_of`] in one
 //! field.
 //!
-//! A string of a request may contain any bytes, because Envoy copies parts of headers and paths into it. An error would
-//! let the request pass, so bytes that are not UTF-8 are written as `\xff`, and a backslash in the same text as `\\`.
-//! Different bytes thus stay different, also from the text `\xff` itself and from the bounded form of a long value: a text
-//! that contains either form is written with doubled backslashes, too. All other texts stay as they are.
+//! A string of a request may contain any bytes, because Envoy copies parts of headers and paths into it. If the service
+//! responded with an error, Envoy would let the request pass. So bytes that are not UTF-8 are written as `\xff`, and a
+//! backslash in the same text as `\\`. Different bytes thus stay different. A text that contains `\xff` itself, or the
+//! bounded form of a long value, is written with doubled backslashes, too. All other texts stay as they are.
 
 use std::{borrow::Cow, fmt::Write};
 

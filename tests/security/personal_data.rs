@@ -75,7 +75,7 @@ async fn names_in_redis_and_in_the_log_are_hashes() {
     let log = operator.server.log();
     assert!(log.contains("override changed") && log.contains("operator action"), "{log}");
     assert!(log.contains("\"override_target\":\"limit|api|user="), "{log}");
-    let rejected = log.lines().find(|line| line.contains("an override change was rejected"));
+    let rejected = log.lines().find(|line| line.contains("an override change has failed"));
     assert!(rejected.is_some_and(|line| line.contains("limit|api|user=")), "{log}");
     for text in [&counters, &log] {
         assert!(NAMES.iter().all(|name| !text.contains(name)), "{text}");

@@ -9,10 +9,10 @@
 //! and says how their hits can be leased or counted elsewhere. Three programs are no limits: the bucket from which leases
 //! are taken ([`leased_bucket`]), and what callers report ([`reports`], [`assignments`]).
 //!
-//! Every program has a folder with the same files: `mod.rs` (the type and its arithmetic), `script.lua` (the same state
-//! transition for Redis; token bucket, leaky bucket and GCRA share `bucket/script.lua`) and `tests.rs`. The modules `list`
-//! and `program` name all algorithms and programs, and no other code has to. docs/reference/algorithms.md contains the
-//! formulas with their units, sources and bounds.
+//! Every program has a folder: `mod.rs` (the type and its arithmetic), `script.lua` (the same state transition for Redis) and
+//! `tests.rs`. All kinds of buckets share `bucket/script.lua`, and adaptive limits add `learn.lua` to that of concurrency. The
+//! modules `list` and `program` name all algorithms and programs; rules and quotas name those with an exception.
+//! docs/reference/algorithms.md contains the formulas with their units, sources and bounds.
 
 pub mod adaptive;
 pub mod assignments;

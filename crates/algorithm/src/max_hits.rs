@@ -1,4 +1,5 @@
-//! [`MaxHits`]: a limit in hits, with the hits that a soft limit allows in addition.
+//! [`MaxHits`]: a limit in hits, with the hits that a soft limit allows in addition. The hits of one request are bounded by
+//! [`bound_hits`](super::bound_hits).
 
 /// A limit in hits, and the ceiling up to which a soft limit allows more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -16,7 +16,7 @@ pub struct Settings {
     pub on_error: FailurePolicy,
     /// Deny nothing, and count the requests that would have been denied.
     pub shadow_mode: bool,
-    /// Treat every rule as a rule in quota mode.
+    /// Deny a request only if all of its rules are over their limits, as if each had `quota_mode: true`.
     pub quota_mode: bool,
     /// Share of a limit above which hits are counted as near the limit.
     pub near_limit_ratio: f32,

@@ -59,9 +59,9 @@ pub struct Group {
     pub is_unknown_domain: bool,
     /// Number of descriptors since the start of the process.
     pub total: u64,
-    /// Time of the first one.
+    /// Time of the first descriptor.
     pub first: Micros,
-    /// Time of the latest one.
+    /// Time of the latest descriptor.
     pub latest: Micros,
     minutes: [MinuteCount; MINUTES],
 }

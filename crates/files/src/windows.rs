@@ -26,11 +26,11 @@ pub(super) fn change_time(_: &Metadata) -> Option<(i64, i64)> {
     None
 }
 
-/// Fails: only the override journal needs it, which needs a [`file_id`], too.
+/// Fails. Only the override journal reads in this way, and it does not work on Windows, because it needs a [`file_id`].
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system.
+/// Always returns an error of the kind `Unsupported`.
 pub fn read_at(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
     Err(unsupported())
 }
@@ -39,7 +39,7 @@ pub fn read_at(_: &File, _: &mut [u8], _: u64) -> io::Result<usize> {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system.
+/// Always returns an error of the kind `Unsupported`.
 pub fn read_exact_at(_: &File, _: &mut [u8], _: u64) -> io::Result<()> {
     Err(unsupported())
 }

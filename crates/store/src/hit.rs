@@ -13,7 +13,8 @@ pub const AHEAD: Micros = Micros::new(50_000);
 /// A counter in a store: its name, and the program that counts.
 #[derive(Clone, Debug)]
 pub struct Counter {
-    /// Name of the counter: unambiguous, printable, and of bounded length.
+    /// Name of the counter, from the engine's module `key`: unambiguous, printable, and of bounded length. In Redis, the
+    /// key is this name after `redis.key_prefix`.
     pub name: Vec<u8>,
     /// Program that counts: the algorithm of a limit, with its numbers, or another program.
     pub program: Program,
@@ -44,7 +45,7 @@ pub struct Hit<C = Counter> {
     pub counter: C,
     /// Action to perform.
     pub action: Action,
-    /// Number of hits.
+    /// Number of hits. Readers of requests bound it ([`bound_hits`](sluicegate_algorithm::bound_hits)).
     pub cost: u64,
     /// When the hit prevents every take of the request, under [`Charge::All`].
     pub blocks: Blocks,

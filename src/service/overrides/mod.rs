@@ -131,10 +131,10 @@ pub enum ChangeError {
     #[error("the overrides have reached their maximum of 128 MiB; remove some, or use Redis as the store")]
     Full,
     /// Redis cannot be reached, or it rejected the change.
-    #[error("overrides cannot be stored")]
+    #[error("overrides cannot be stored in Redis")]
     Store(#[from] StoreError),
     /// The journal cannot be written.
-    #[error("overrides cannot be stored")]
+    #[error("overrides cannot be stored in the journal")]
     Journal(#[from] JournalError),
 }
 
@@ -302,7 +302,7 @@ impl OverrideSync {
         self.check(requests, &info)?;
         let applied = self.write(requests, &info).await.inspect_err(|error| {
             let error = self.context.logged_error(error);
-            tracing::warn!(author = info.author, error, "an override change was rejected");
+            tracing::warn!(author = info.author, error, "an override change has failed");
         })?;
         for ChangedOverride { target, before, after, .. } in &applied.changes {
             self.log_change(applied.version, &info, target, before.as_ref(), after.as_ref());

@@ -1,4 +1,4 @@
-//! [`Context`]: the state that all followers share.
+//! [`Context`]: the state that the tasks share of which each reads the increments of one member (`follower`).
 
 use std::sync::Arc;
 

@@ -72,7 +72,7 @@ impl OverridesLink {
         self.positions.send_if_modified(|latest| std::mem::replace(latest, position) != position);
     }
 
-    /// Waits until the overrides of an instance are merged for the first time.
+    /// Waits until the overrides of an instance are merged for the first time, for at most `max`.
     async fn wait_until_merged(&mut self, epoch: u64, max: Duration) {
         // If it takes longer, the exchange of hits does not wait for it.
         let _ = timeout(max, self.merged.wait_for(|merged| *merged == epoch)).await;

@@ -1,7 +1,7 @@
 //! The web console: its files and the access to its data (see docs/guides/console.md).
 //!
-//! The console uses the admin API as JSON. On its own listener, that API requires authentication; on the HTTP listener,
-//! callers without a token receive the same counts as `/metrics`, and names of entities only if
+//! The console uses the admin API as JSON. On the listener of the admin API, calls require authentication; on the HTTP
+//! listener, which serves the console, callers without a token receive the same counts as `/metrics`, and names of entities only if
 //! [`Settings::entities`] allows it.
 
 mod access;

@@ -154,7 +154,7 @@ impl HttpBody for ResponseBody {
     }
 }
 
-/// Bytes with their reservation.
+/// Bytes of a response, and their part of the memory for responses, which is free again when they are dropped.
 struct ReservedBytes {
     bytes: Bytes,
     reservation: Reservation,

@@ -279,10 +279,10 @@ pub struct Prepaid {
     pub(super) hits: i64,
     /// Hash of the counter's name; `None` if no hits are counted in advance.
     pub(super) counter: Option<NonZeroU32>,
-    /// End of the window in which the hits are counted; `None` if they are counted for a second, because the limit is no
-    /// fixed window.
+    /// End of the window in which the hits are counted; `None` if they are counted for the next second, because the limit
+    /// is no fixed window.
     pub(super) window_end: Option<Micros>,
-    /// When hits that the quota does not need are returned, in seconds; 0 if it needs all.
+    /// Time at which hits that the quota does not need are returned, in seconds since the Unix epoch; 0 if it needs all.
     pub(super) returned_at: u32,
 }
 

@@ -7,6 +7,10 @@
 //! The limit's own counter, which callers of the other protocols use too, counts the requests before the caller can
 //! admit them ([`Prepayment`]). A report contains the number of admitted ones, and the rest remains for the time until the
 //! next report. So callers of both protocols together are within the limit, although a report arrives late.
+//!
+//! A quota ends `quotas.ttl` after its delivery (`ends_at`). If the share of its caller is to be reduced, it is not
+//! extended, so the next one begins when it ends (`unextended_lifetime`). At the caller, it ends earlier than here
+//! (`DELIVERY_TIME`).
 
 mod divisible_limit;
 

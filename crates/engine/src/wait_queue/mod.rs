@@ -222,7 +222,8 @@ impl WaitQueues {
 }
 
 impl Table {
-    /// Removes a waiter, and lets the next ones decide. `hits` remain after a request that was allowed.
+    /// Removes a waiter. After a request that was allowed, with `hits` remaining, the next ones decide; otherwise only the
+    /// one that becomes the first.
     fn remove(&mut self, key: &QueueKey, ticket: u64, hits: Option<u64>) {
         let Some(queue) = self.queues.get_mut(key) else {
             return;

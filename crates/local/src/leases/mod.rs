@@ -1,4 +1,7 @@
 //! [`Leases`]: all leases of this instance, by the identity of their counters.
+//!
+//! The file `lease.rs` has the states of one lease and all of its transitions, including a crash of the instance that
+//! holds it.
 
 mod lease;
 

@@ -1,4 +1,7 @@
-//! [`Memory`]: a store with its counters in this process. It is the embedded default.
+//! [`Memory`]: a store with its counters in this process. It is the embedded default. Without peers, its counters are empty
+//! after a restart.
+//!
+//! It decides by `now`, an argument of each call: the wall clock, which the service reads once for each request.
 //!
 //! Counter names are not stored. A counter is identified by 88 bits of its name's `SipHash`, with a secret that is
 //! generated when the process starts. Callers therefore cannot choose two names that share a counter. The probability
