@@ -34,7 +34,8 @@ impl<S: Store> Engine<S> {
         now: Micros,
     ) -> Result<Verdict, DecideError> {
         snapshot.require_rules()?;
-        let mut prepared = self.prepare(snapshot, request, now);
+        let mut prepared = PreparedRequest::new(request, now);
+        self.prepare(snapshot, &mut prepared);
         self.finish_grants(&prepared);
         if !prepared.needs_no_store() {
             let hits = prepared.hits();
@@ -85,38 +86,23 @@ impl<S> Engine<S> {
         now: Micros,
     ) -> Result<Verdict, DecideError> {
         snapshot.require_rules()?;
-        let mut prepared = self.prepare(snapshot, request, now);
+        let mut prepared = PreparedRequest::new(request, now);
+        self.prepare(snapshot, &mut prepared);
         prepared.apply_in(memory);
         self.finish(snapshot, &mut prepared)
     }
 
-    /// Finds the limits of a request, and counts its hits as requested or refunded. The snapshot must have
-    /// [rules](Snapshot::require_rules).
-    pub fn prepare<'s, 'd>(
-        &self,
-        snapshot: &'s Snapshot,
-        request: &'s Request<'d>,
-        now: Micros,
-    ) -> PreparedRequest<'s, 'd> {
+    /// Finds the limits of a request, prepares the hits on their counters, and counts them as requested or refunded. The
+    /// snapshot must have [rules](Snapshot::require_rules).
+    pub fn prepare<'s, 'd>(&self, snapshot: &'s Snapshot, prepared: &mut PreparedRequest<'s, 'd>) {
         debug_assert!(!snapshot.awaits_rules(), "without rules nothing can be decided");
-        let mut shard_by: &[Box<str>] = &[];
-        let mut charge = Charge::Each;
-        if let Some(domain) = snapshot.rule_set().settings_of(request.domain) {
-            shard_by = &domain.shard_by;
-            if domain.charge_all {
-                charge = Charge::All;
-            }
+        let domain = prepared.request.domain;
+        if snapshot.rule_set().settings_of(domain).is_some_and(|settings| settings.charge_all) {
+            prepared.charge = Charge::All;
         }
+        let PreparedRequest { request, now, .. } = *prepared;
+        let shard_by = key::shard_by(snapshot.rule_set(), request.domain);
         let mut is_denied = false;
-        // It has 600 bytes. The only returned value is written where the caller wants it, without a copy.
-        let mut prepared = PreparedRequest {
-            request,
-            now,
-            limits: SmallVec::new(),
-            charge,
-            has_several: false,
-            is_denied_by_switch: false,
-        };
         let mut denied_of_several = SmallVec::<[usize; 1]>::new();
         for MatchOf { descriptor: index, matched } in self.matches(snapshot, request, now) {
             let descriptor = &request.descriptors[index];
@@ -134,14 +120,15 @@ impl<S> Engine<S> {
                     Prepared::Denied(applied)
                 }
                 Match::Limited(applied) => {
+                    prepared.has_several |= applied.is_one_of_several;
                     let mut feedback = request.feedback.get(index).copied().unwrap_or_default();
                     if applied.is_one_of_several || applied.rule.is_some_and(|rule| rule.cost_per_hit.is_some()) {
                         // A grant would be of one limit only, or of hits without their cost.
                         feedback = Feedback { sample: feedback.sample, ..Feedback::default() };
-                        prepared.has_several |= applied.is_one_of_several;
                     }
                     let blocks = self.blocks(snapshot, descriptor, &applied);
-                    Prepared::Charged(self.charge(request.domain, descriptor, applied, feedback, blocks, shard_by))
+                    self.charge(prepared, index, applied, feedback, blocks, shard_by);
+                    continue;
                 }
             };
             prepared.limits.push(PreparedLimit { descriptor: index, outcome });
@@ -149,14 +136,13 @@ impl<S> Engine<S> {
         for descriptor in denied_of_several {
             prepared.peek_only_of(descriptor);
         }
-        if charge == Charge::All {
+        if prepared.charge == Charge::All {
             if is_denied {
                 prepared.peek_only();
             } else {
                 prepared.join_hits_of_same_counters();
             }
         }
-        prepared
     }
 
     /// Counts the decisions, decides by the failure policies where the store has not answered, and builds the verdict.
@@ -198,36 +184,60 @@ impl<S> Engine<S> {
         Ok(self.verdict(snapshot, prepared))
     }
 
-    /// Returns the limit with the hit on its counter, and counts the hits as requested or refunded.
-    fn charge<'s, 'd>(
+    /// Adds a limit with the hit on its counter, and counts the hits as requested or refunded.
+    fn charge<'s>(
         &self,
-        domain: &str,
-        descriptor: &'s Descriptor<'d>,
+        prepared: &mut PreparedRequest<'s, '_>,
+        index: usize,
         applied: AppliedLimit<'s>,
         feedback: Feedback,
         blocks: Blocks,
         shard_by: &[Box<str>],
-    ) -> ChargedLimit<'s, 'd> {
+    ) {
+        let domain = prepared.request.domain;
+        let descriptor = &prepared.request.descriptors[index];
         let entries = &descriptor.entries[..descriptor.entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        let algorithm = *applied.limit.algorithm();
-        let mut name =
-            key::name(self.scope, domain, shard_by, entries, &applied.path, &Program::Limit(algorithm), hash);
+        let algorithm = applied.limit.algorithm();
+        let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, algorithm.into(), hash);
         applied.append_limit_name(&mut name);
-        let program = applied.for_caller(algorithm, descriptor, feedback.sample, &name).into();
-        let counter =
-            Counter { name, program, per_second: applied.limit.is_per_second(), consistency: applied.consistency() };
         let cost = applied.cost(descriptor);
         if descriptor.refund {
             applied.series.count_refunded(self.worker, cost);
         } else {
             applied.series.count_requested(self.worker, cost, 1);
         }
-        let hit = Hit { counter, action: action(descriptor), cost, blocks, demand: feedback.demand, is_ahead: false };
-        let finished_grant = feedback.reports;
-        let answer = Err(StoreError::Missing);
-        let is_one_of_several = applied.is_one_of_several;
-        ChargedLimit { descriptor, applied, is_one_of_several, hit, included_in: None, finished_grant, answer }
+        let for_caller = applied.for_caller(algorithm, descriptor, feedback.sample, &name);
+        // It has 630 bytes, and is written once.
+        prepared.limits.push(PreparedLimit {
+            descriptor: index,
+            outcome: Prepared::Charged(ChargedLimit {
+                descriptor,
+                is_one_of_several: applied.is_one_of_several,
+                hit: Hit {
+                    counter: Counter {
+                        name,
+                        program: Program::Limit(*algorithm),
+                        per_second: applied.limit.is_per_second(),
+                        consistency: applied.consistency(),
+                    },
+                    action: action(descriptor),
+                    cost,
+                    blocks,
+                    demand: feedback.demand,
+                    is_ahead: false,
+                },
+                applied,
+                included_in: None,
+                finished_grant: feedback.reports,
+                answer: Err(StoreError::Missing),
+            }),
+        });
+        if let Some(algorithm) = for_caller
+            && let Some(PreparedLimit { outcome: Prepared::Charged(limit), .. }) = prepared.limits.last_mut()
+        {
+            limit.hit.counter.program = Program::Limit(algorithm);
+        }
     }
 
     /// Returns when the hit of a limit denies the whole request.
@@ -354,9 +364,10 @@ impl<S> Engine<S> {
             FailurePolicy::Deny => false,
             FailurePolicy::Local => {
                 let instance_limit = self.instance_limit(applied);
-                let algorithm = *instance_limit.algorithm();
-                let algorithm = applied.for_caller(algorithm, descriptor, None, &hit.counter.name);
-                let counter = Counter { program: algorithm.into(), ..hit.counter.clone() };
+                let algorithm = instance_limit.algorithm();
+                let for_caller = applied.for_caller(algorithm, descriptor, None, &hit.counter.name);
+                let program = Program::Limit(for_caller.unwrap_or(*algorithm));
+                let counter = Counter { program, ..hit.counter.clone() };
                 let local_hit = Hit { action: hit.action, ..counter.take(applied.cost(descriptor)) };
                 let answer = self.local.decide(&local_hit, now);
                 self.count(descriptor, applied, &instance_limit, &answer, true, now);
@@ -537,7 +548,8 @@ mod tests {
         let decide = |key| {
             let descriptors = SmallVec::from_elem(descriptor(&[(key, "x")], 1), 1);
             let request = Request { domain: "api", descriptors, feedback: Vec::new() };
-            let prepared = engine.prepare(&snapshot, &request, NOW);
+            let mut prepared = PreparedRequest::new(&request, NOW);
+            engine.prepare(&snapshot, &mut prepared);
             let limit = prepared.charged().next().unwrap();
             let decision = engine.apply_failure_policy(limit, StoreError::Missing, NOW);
             decision.map(|decision| (decision.allowed, decision.remaining))

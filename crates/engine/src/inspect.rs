@@ -134,7 +134,9 @@ impl<S: Store> Engine<S> {
     ) -> Result<(), StoreError> {
         let descriptor = &request.descriptors[0];
         let counter = self.counter_of(request, applied, snapshot);
-        let algorithm = applied.for_caller(*applied.limit.algorithm(), descriptor, None, counter.key.as_bytes());
+        let algorithm = applied.limit.algorithm();
+        let for_caller = applied.for_caller(algorithm, descriptor, None, counter.key.as_bytes());
+        let algorithm = for_caller.unwrap_or(*algorithm);
         // The shared counter is read, not this instance's cache, lease or eventual counter.
         let stored = Counter { per_second: counter.per_second, ..Counter::new(counter.key.as_bytes(), algorithm) };
         let (state, at) = self.store.read(&stored, now).await?;
@@ -233,7 +235,7 @@ impl<S> Engine<S> {
         let shard_by = key::shard_by(snapshot.rule_set(), domain);
         let entries = &entries[..entries.len() - Rule::modifier_count(&applied.path)];
         let hash = self.settings.value_hash.as_ref();
-        let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, &program.into(), hash);
+        let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, (&program.into()).into(), hash);
         applied.append_limit_name(&mut name);
         name
     }

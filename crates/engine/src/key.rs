@@ -38,7 +38,7 @@ pub(super) fn name(
     shard_by: &[Box<str>],
     entries: &[Entry<'_>],
     path: &[&Node],
-    program: &Program,
+    counted_by: CountedBy,
     hash: Option<&ValueHash>,
 ) -> Vec<u8> {
     let mut name = Vec::with_capacity(128);
@@ -73,12 +73,33 @@ pub(super) fn name(
         }
         name.push(b'|');
     }
-    name.extend_from_slice(program.tag().as_bytes());
-    if let Some(scope) = program.algorithm().and_then(Algorithm::scope) {
+    name.extend_from_slice(counted_by.tag.as_bytes());
+    if let Some(scope) = counted_by.scope {
         name.push(b':');
         name.extend_from_slice(itoa::Buffer::new().format(scope).as_bytes());
     }
     name
+}
+
+/// The end of a counter's name, which separates the counters of one descriptor.
+#[derive(Clone, Copy)]
+pub(super) struct CountedBy {
+    /// See [`CounterProgram::TAG`](sluicegate_algorithm::CounterProgram::TAG).
+    tag: &'static str,
+    /// See [`Limiter::scope`](sluicegate_algorithm::Limiter::scope).
+    scope: Option<u64>,
+}
+
+impl From<&Algorithm> for CountedBy {
+    fn from(algorithm: &Algorithm) -> Self {
+        Self { tag: algorithm.tag(), scope: algorithm.scope() }
+    }
+}
+
+impl From<&Program> for CountedBy {
+    fn from(program: &Program) -> Self {
+        Self { tag: program.tag(), scope: program.algorithm().and_then(Algorithm::scope) }
+    }
 }
 
 /// Returns the keys of the entries that select the shard of a domain's counters; none if the whole descriptor does.
@@ -152,10 +173,10 @@ mod tests {
     use super::*;
 
     fn name(domain: &str, shard_by: &[&str], entries: &[(String, String)]) -> String {
-        let algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
+        let algorithm: Algorithm = FixedWindow::new(MaxHits::hard(1), Micros::from_secs(60), true).unwrap().into();
         let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         let shard_by: Vec<Box<str>> = shard_by.iter().map(|key| (*key).into()).collect();
-        String::from_utf8(super::name("", domain, &shard_by, &entries, &[], &algorithm, None)).unwrap()
+        String::from_utf8(super::name("", domain, &shard_by, &entries, &[], (&algorithm).into(), None)).unwrap()
     }
 
     fn pairs(entries: &[(&str, &str)]) -> Vec<(String, String)> {

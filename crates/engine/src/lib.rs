@@ -82,7 +82,7 @@ pub fn counter(
     let shard_by = key::shard_by(rules, domain);
     let limit = rule.limit.as_ref()?;
     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-    let name = key::name("", domain, shard_by, entries, &path, &(*limit.algorithm()).into(), hash);
+    let name = key::name("", domain, shard_by, entries, &path, limit.algorithm().into(), hash);
     Some((String::from_utf8(name).ok()?, limit.is_per_second()))
 }
 

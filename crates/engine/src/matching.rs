@@ -38,22 +38,41 @@ pub(super) struct AppliedLimit<'s> {
 }
 
 impl<'s> AppliedLimit<'s> {
+    /// Returns the match of a descriptor with this limit, by the mode that a switch has set.
+    fn matched(self, descriptor: &Descriptor<'_>) -> Match<'s> {
+        match self.mode {
+            Some(Mode::Off) => Match::Off,
+            Some(Mode::Deny) if !descriptor.refund => Match::Denied(self),
+            _ => Match::Limited(self),
+        }
+    }
+
     /// Returns an algorithm of the limit with what it needs to know about the caller: the class and the holder in the
-    /// modifier entries, and the entity. `counter` is the name of the counter.
+    /// modifier entries, and the entity. `counter` is the name of the counter. Returns `None` if the algorithm does not
+    /// depend on the caller.
+    #[inline]
     pub(super) fn for_caller(
         &self,
-        algorithm: Algorithm,
+        algorithm: &Algorithm,
+        descriptor: &Descriptor<'_>,
+        sample: Option<Sample>,
+        counter: &[u8],
+    ) -> Option<Algorithm> {
+        let depends_on_caller =
+            self.rule.is_some_and(|rule| rule.needs_context) || self.anchor.is_some() || algorithm.depends_on_entity();
+        if depends_on_caller { Some(self.with_caller(algorithm, descriptor, sample, counter)) } else { None }
+    }
+
+    fn with_caller(
+        &self,
+        algorithm: &Algorithm,
         descriptor: &Descriptor<'_>,
         sample: Option<Sample>,
         counter: &[u8],
     ) -> Algorithm {
-        let by_rule = self.rule.is_some_and(|rule| rule.needs_context);
-        if !by_rule && self.anchor.is_none() && !algorithm.depends_on_entity() {
-            return algorithm;
-        }
         let anchor = self.anchor.copied().unwrap_or_default();
         let mut context = RequestContext { sample, anchor, ..RequestContext::default() };
-        if by_rule {
+        if self.rule.is_some_and(|rule| rule.needs_context) {
             context.class = self.class(descriptor);
             context.holder = self.holder(descriptor);
         }
@@ -64,11 +83,13 @@ impl<'s> AppliedLimit<'s> {
     }
 
     /// Returns the cost of the descriptor's hits.
+    #[inline]
     pub(super) fn cost(&self, descriptor: &Descriptor<'_>) -> u64 {
         self.cost_of(descriptor, descriptor.hits)
     }
 
     /// Returns the cost of a number of hits.
+    #[inline]
     pub(super) fn cost_of(&self, descriptor: &Descriptor<'_>, hits: u64) -> u64 {
         match self.rule.and_then(|rule| rule.cost_per_hit.as_ref()) {
             Some(cost) => {
@@ -213,17 +234,22 @@ struct Found<'s> {
     custom_limit: Option<&'s CustomLimit>,
     /// When the calendar windows of the entity begin, where its plan assignment says so.
     anchor: Option<&'s Anchor>,
+    /// See [`AppliedLimit::is_one_of_several`].
+    is_one_of_several: bool,
 }
 
 impl<'s> Found<'s> {
-    /// Returns the further limits of the rule, unless one limit of an override or of the request replaces all of them.
-    fn further_limits(&self, snapshot: &'s Snapshot, descriptor: &Descriptor<'_>) -> Vec<Self> {
+    /// Returns the name of the rule's limit.
+    fn limit_name(&self) -> Option<&'s str> {
+        let (rule, _) = self.rule.as_ref()?;
+        rule.name.as_deref()
+    }
+
+    /// Returns the further limits of the rule.
+    fn further_limits(&self, snapshot: &'s Snapshot) -> Vec<Self> {
         let Some((rule, path)) = &self.rule else {
             return Vec::new();
         };
-        if rule.further.is_empty() || is_replaced(self.custom_limit, descriptor) {
-            return Vec::new();
-        }
         let mut further = Vec::new();
         for rule in snapshot.rule_set().further_limits(rule) {
             further.push(Self { rule: Some((rule, path.clone())), ..*self });
@@ -259,14 +285,6 @@ pub(super) enum Match<'s> {
 }
 
 impl<'s> Match<'s> {
-    /// Returns the match of a limit that is charged together with others of its rule.
-    fn one_of_several(mut self) -> Self {
-        if let Self::Limited(applied) | Self::Denied(applied) = &mut self {
-            applied.is_one_of_several = true;
-        }
-        self
-    }
-
     pub(super) fn rule(&self) -> Option<&'s Rule> {
         match self {
             Self::None | Self::NoDomain | Self::NoRule | Self::Off => None,
@@ -319,7 +337,10 @@ impl<S> Engine<S> {
         let Some(found) = self.find(snapshot, domain, descriptor, now) else {
             return matches.push(MatchOf { descriptor: index, matched: Match::NoDomain });
         };
-        let further = found.further_limits(snapshot, descriptor);
+        let mut further = Vec::new();
+        if found.is_one_of_several {
+            further = found.further_limits(snapshot);
+        }
         matches.push(MatchOf { descriptor: index, matched: self.match_found(snapshot, domain, descriptor, found) });
         for found in further {
             matches.push(MatchOf { descriptor: index, matched: self.match_found(snapshot, domain, descriptor, found) });
@@ -360,7 +381,7 @@ impl<S> Engine<S> {
         // The override is looked up first, so that the processor searches the rules while it waits for the override's
         // memory.
         let entity_limit = snapshot.overrides.entity_limit(domain, &descriptor.entries, now);
-        let mut found = Found { rule: None, custom_limit: None, anchor: None };
+        let mut found = Found { rule: None, custom_limit: None, anchor: None, is_one_of_several: false };
         match snapshot.rule_set().find(domain, descriptor.entries.iter().copied()) {
             Lookup::UnknownDomain => return None,
             Lookup::NoLimit => {}
@@ -384,6 +405,9 @@ impl<S> Engine<S> {
                 Some(assigned) => Some(&assigned.anchor),
                 None => snapshot.rule_set().assigned_anchor(rule, &descriptor.entries),
             };
+        }
+        if let Some((rule, _)) = &found.rule {
+            found.is_one_of_several = !rule.further.is_empty() && !is_replaced(found.custom_limit, descriptor);
         }
         Some(found)
     }
@@ -418,56 +442,34 @@ impl<S> Engine<S> {
         descriptor: &'s Descriptor<'_>,
         found: Found<'s>,
     ) -> Match<'s> {
-        let mut name = None;
-        let mut is_one_of_several = false;
-        if let Some((rule, _)) = &found.rule {
-            name = rule.name.as_deref();
-            let has_several = rule.is_further || !rule.further.is_empty();
-            is_one_of_several = has_several && !is_replaced(found.custom_limit, descriptor);
-        }
-        let matched = self.match_one(snapshot, domain, descriptor, found, name);
-        if is_one_of_several { matched.one_of_several() } else { matched }
-    }
-
-    fn match_one<'s>(
-        &self,
-        snapshot: &'s Snapshot,
-        domain: &str,
-        descriptor: &'s Descriptor<'_>,
-        found: Found<'s>,
-        name: Option<&str>,
-    ) -> Match<'s> {
         if let Some(custom_limit) = found.custom_limit
-            && let Some(custom_limit) = custom_limit.for_limit(name)
+            && let Some(custom_limit) = custom_limit.for_limit(found.limit_name())
         {
             return self.match_custom_limit(snapshot, domain, descriptor, found, custom_limit);
         }
         if let Some(limit) = descriptor.requested_limit.as_deref() {
-            let applied = self.limit_without_rule(domain, descriptor, limit);
-            return self.apply_switches(snapshot, domain, descriptor, applied);
+            let applied = self.limit_without_rule(snapshot, domain, descriptor, limit);
+            return applied.matched(descriptor);
         }
-        match found.rule {
-            Some((rule, path)) => self.match_rule(snapshot, domain, descriptor, rule, path, found.anchor),
-            None => Match::NoRule,
-        }
+        self.match_rule(snapshot, domain, descriptor, found)
     }
 
-    /// Applies a rule.
+    /// Applies the limit of a rule.
     fn match_rule<'s>(
         &self,
         snapshot: &'s Snapshot,
         domain: &str,
         descriptor: &'s Descriptor<'_>,
-        rule: &'s Rule,
-        path: Path<'s>,
-        anchor: Option<&'s Anchor>,
+        found: Found<'s>,
     ) -> Match<'s> {
+        let Some((rule, path)) = found.rule else {
+            return Match::NoRule;
+        };
         let Some(limit) = &rule.limit else {
             if snapshot.modes.mode_of(domain, Some(rule)) != Some(Mode::Deny) {
                 return Match::Unlimited(Some(rule), None);
             }
-            let applied = self.applied_limit(snapshot, domain, descriptor, rule, path, &Limit::DENY_ALL);
-            return self.apply_switches(snapshot, domain, descriptor, applied);
+            return self.applied_limit(snapshot, domain, descriptor, rule, path, &Limit::DENY_ALL).matched(descriptor);
         };
         let rule_state = &snapshot.compiled.rule_states[rule.id];
         let elastic_limit = match (&rule.elastic, &rule_state.resource) {
@@ -475,8 +477,10 @@ impl<S> Engine<S> {
             _ => None,
         };
         let limit = elastic_limit.unwrap_or(limit);
-        let applied = self.applied_limit(snapshot, domain, descriptor, rule, path, limit);
-        self.apply_switches(snapshot, domain, descriptor, AppliedLimit { anchor, ..applied })
+        let mut applied = self.applied_limit(snapshot, domain, descriptor, rule, path, limit);
+        applied.anchor = found.anchor;
+        applied.is_one_of_several = found.is_one_of_several;
+        applied.matched(descriptor)
     }
 
     /// Returns a limit of a rule, with the series in which the descriptor's hits are counted.
@@ -497,17 +501,16 @@ impl<S> Engine<S> {
         } else {
             SeriesRef::Rule(&rule_state.statistics.series)
         };
-        let shedding = rule_state.statistics.shedding.as_deref();
         AppliedLimit {
             limit,
             rule: Some(rule),
             custom_limit: None,
             anchor: None,
             is_one_of_several: false,
-            mode: None,
+            mode: snapshot.modes.mode_of(domain, Some(rule)),
             path,
             series,
-            shedding,
+            shedding: rule_state.statistics.shedding.as_deref(),
         }
     }
 
@@ -521,13 +524,13 @@ impl<S> Engine<S> {
         custom_limit: &'s CustomLimit,
     ) -> Match<'s> {
         let limit = &custom_limit.limit;
-        let applied = match found.rule {
+        let mut applied = match found.rule {
             Some((rule, path)) => self.applied_limit(snapshot, domain, descriptor, rule, path, limit),
-            None => self.limit_without_rule(domain, descriptor, limit),
+            None => self.limit_without_rule(snapshot, domain, descriptor, limit),
         };
-        let applied = AppliedLimit { custom_limit: Some(custom_limit), ..applied };
-        let matched = self.apply_switches(snapshot, domain, descriptor, applied);
-        match (matched, custom_limit.allowance) {
+        applied.custom_limit = Some(custom_limit);
+        applied.is_one_of_several = found.is_one_of_several;
+        match (applied.matched(descriptor), custom_limit.allowance) {
             (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.override_kind()),
             (Match::Limited(applied), Allowance::Blocked) if !descriptor.refund => Match::Denied(applied),
             (matched, _) => matched,
@@ -535,7 +538,13 @@ impl<S> Engine<S> {
     }
 
     /// Returns a limit of the request or of an override, for a descriptor without a rule.
-    fn limit_without_rule<'s>(&self, domain: &str, descriptor: &Descriptor<'_>, limit: &'s Limit) -> AppliedLimit<'s> {
+    fn limit_without_rule<'s>(
+        &self,
+        snapshot: &Snapshot,
+        domain: &str,
+        descriptor: &Descriptor<'_>,
+        limit: &'s Limit,
+    ) -> AppliedLimit<'s> {
         let labels = statistics::override_labels(domain, &descriptor.entries);
         let series = self.statistics.dynamic_series(self.worker, &labels, descriptor.hits);
         AppliedLimit {
@@ -544,27 +553,10 @@ impl<S> Engine<S> {
             custom_limit: None,
             anchor: None,
             is_one_of_several: false,
-            mode: None,
+            mode: snapshot.modes.mode_of(domain, None),
             path: Path::new(),
             series: SeriesRef::Dynamic(series, None),
             shedding: None,
-        }
-    }
-
-    /// Applies the switches to a limit.
-    fn apply_switches<'s>(
-        &self,
-        snapshot: &Snapshot,
-        domain: &str,
-        descriptor: &Descriptor<'_>,
-        applied: AppliedLimit<'s>,
-    ) -> Match<'s> {
-        let mode = snapshot.modes.mode_of(domain, applied.rule);
-        let applied = AppliedLimit { mode, ..applied };
-        match mode {
-            Some(Mode::Off) => Match::Off,
-            Some(Mode::Deny) if !descriptor.refund => Match::Denied(applied),
-            _ => Match::Limited(applied),
         }
     }
 }

@@ -93,6 +93,19 @@ impl ChargedLimit<'_, '_> {
 }
 
 impl<'s, 'd> PreparedRequest<'s, 'd> {
+    /// Creates a request whose limits are not known yet. [`Engine::prepare`](super::Engine::prepare) finds them.
+    #[must_use]
+    pub fn new(request: &'s Request<'d>, now: Micros) -> Self {
+        Self {
+            request,
+            now,
+            limits: SmallVec::new(),
+            charge: Charge::Each,
+            has_several: false,
+            is_denied_by_switch: false,
+        }
+    }
+
     /// Returns whether no counter is needed for the verdict.
     #[must_use]
     pub fn needs_no_store(&self) -> bool {

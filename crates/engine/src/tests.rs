@@ -695,7 +695,8 @@ fn counters_of_several_limits_are_on_one_shard_and_the_first_has_its_usual_name(
     let engine = engine(SEVERAL);
     let snapshot = engine.rules.load_full();
     let request = Request { domain: "api", descriptors: smallvec::smallvec![one("user", 1)], feedback: Vec::new() };
-    let prepared = engine.prepare(&snapshot, &request, NOW);
+    let mut prepared = PreparedRequest::new(&request, NOW);
+    engine.prepare(&snapshot, &mut prepared);
     let hits = prepared.hits();
     let names: Vec<_> = hits.iter().map(|hit| String::from_utf8_lossy(&hit.counter.name)).collect();
     assert_eq!(names, ["{api|user=x}gcra", "{api|user=x}fw:86400#per_day", "{api|user=x}sc#per_month"]);

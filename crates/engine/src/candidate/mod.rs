@@ -22,7 +22,7 @@ use siphasher::sip::SipHasher13;
 use smallvec::SmallVec;
 
 pub use self::outcomes::Outcomes;
-use sluicegate_algorithm::{Micros, Program};
+use sluicegate_algorithm::Micros;
 use sluicegate_metrics::{Instrument, Label, Meter, Striped, WorkerId};
 use sluicegate_rules::{Entry, Lookup, Rule, RuleSet};
 
@@ -254,8 +254,8 @@ impl Candidate {
             let rule = match rules.find(request.domain, entries.iter().copied()) {
                 Lookup::Rule(Rule { limit: Some(limit), id, .. }, path) => {
                     let entries = &entries[..entries.len() - Rule::modifier_count(&path)];
-                    let program = Program::Limit(*limit.algorithm());
-                    name = key::name("", request.domain, shard_by, entries, &path, &program, None);
+                    let counted_by = limit.algorithm().into();
+                    name = key::name("", request.domain, shard_by, entries, &path, counted_by, None);
                     *id
                 }
                 // Both sets of rules allow the descriptor, so there is nothing to compare.

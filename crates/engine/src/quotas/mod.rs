@@ -580,7 +580,9 @@ impl<S> Engine<S> {
             return Err(applied);
         };
         let key = self.counter_name(snapshot, report.domain, &report.entries, &applied, *applied.limit.algorithm());
-        let algorithm = applied.for_caller(*applied.limit.algorithm(), &report.descriptor(), None, &key);
+        let algorithm = applied.limit.algorithm();
+        let for_caller = applied.for_caller(algorithm, &report.descriptor(), None, &key);
+        let algorithm = for_caller.unwrap_or(*algorithm);
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         Ok(SharedCounter { applied, algorithm, limit, key, number: NonZeroU32::MIN | hasher.finish() as u32 })

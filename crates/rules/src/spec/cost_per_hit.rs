@@ -17,7 +17,12 @@ impl Reader<'_, '_> {
         let mut has_default = false;
         for (key, _, value) in self.read_map("cost_per_hit", node, &COST_PER_HIT)? {
             match key {
-                "key" => cost.key = Some(self.text(key, value)?.into()).filter(|key: &Box<str>| !key.is_empty()),
+                "key" => {
+                    let entry = self.text(key, value)?;
+                    if !entry.is_empty() {
+                        cost.key = Some(entry.into());
+                    }
+                }
                 "default" => {
                     cost.default = self.factor(key, value)?;
                     has_default = true;
