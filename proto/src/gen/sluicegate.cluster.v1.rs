@@ -104,8 +104,8 @@ pub struct Limit {
     #[prost(uint64, optional, tag = "12")]
     pub phase_us: ::core::option::Option<u64>,
     /// The calendar whose windows count.
-    #[prost(message, optional, tag = "13")]
-    pub calendar: ::core::option::Option<Calendar>,
+    #[prost(message, optional, boxed, tag = "13")]
+    pub calendar: ::core::option::Option<::prost::alloc::boxed::Box<Calendar>>,
     /// Hits that a bucket may owe.
     #[prost(uint32, optional, tag = "14")]
     pub debt: ::core::option::Option<u32>,

@@ -93,8 +93,9 @@ pub(super) fn decode(response: &proto::PullResponse) -> Result<Batch, MessageErr
     let mut resets = 0;
     for bytes in &response.increments {
         // An empty limit has two bytes on the wire and more than a hundred in memory.
-        limits += count_fields(bytes, &[3], MAX_BATCH_LIMITS - limits, |_| Ok(()))?;
-        let increment = decode_increment(bytes)?;
+        let number = count_fields(bytes, &[3], MAX_BATCH_LIMITS - limits, |_| Ok(()))?;
+        limits += number;
+        let increment = decode_increment(bytes, number)?;
         changes += increment.changes.len();
         resets += increment.resets.len();
         if changes > MAX_BATCH_CHANGES || resets > MAX_BATCH_RESETS {
@@ -111,8 +112,11 @@ pub(super) fn decode(response: &proto::PullResponse) -> Result<Batch, MessageErr
     })
 }
 
-fn decode_increment(bytes: &Bytes) -> Result<Increment, MessageError> {
-    let message = proto::Increment::decode(bytes.clone())?;
+/// Decodes an increment with this number of limits.
+fn decode_increment(bytes: &Bytes, limits: usize) -> Result<Increment, MessageError> {
+    // A list that grows while it is decoded takes up to three times the memory.
+    let mut message = proto::Increment { limits: Vec::with_capacity(limits), ..proto::Increment::default() };
+    message.merge(bytes.clone())?;
     let (digests, rest) = message.counters.as_chunks::<DIGEST_BYTES>();
     let count = digests.len();
     let has_limits = message.limit.len() == count || message.limit.is_empty();
@@ -184,7 +188,7 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         soft_percent: soft,
         phase_us: phase.map(Micros::get),
         debt,
-        calendar: period.map(|period| calendar::encode(period, &anchor)),
+        calendar: period.map(|period| Box::new(calendar::encode(period, &anchor))),
     }
 }
 
@@ -343,7 +347,7 @@ mod tests {
     ) -> Result<Increment, MessageError> {
         let mut message = proto::Increment::decode(encode(increment)).unwrap();
         modify(&mut message);
-        decode_increment(&message.encode_to_vec().into())
+        decode_increment(&message.encode_to_vec().into(), 0)
     }
 
     #[test]
@@ -386,7 +390,7 @@ mod tests {
         for modify in modifications {
             assert!(matches!(decode_modified(&sent, modify), Err(MessageError::Lengths(4))));
         }
-        assert!(matches!(decode_increment(&Bytes::from_static(b"garbage")), Err(MessageError::Protobuf(_))));
+        assert!(matches!(decode_increment(&Bytes::from_static(b"garbage"), 0), Err(MessageError::Protobuf(_))));
         let garbage = proto::PullResponse { increments: vec![Bytes::from_static(b"garbage")], ..Default::default() };
         assert!(matches!(decode(&garbage), Err(MessageError::Malformed)));
     }
