@@ -29,6 +29,7 @@ const ALGORITHMS: &[&str] = &[
     "leased_bucket",
     "limit_spec",
     "list",
+    "penalty",
     "program",
     "reports",
     "scheduled_window",

@@ -13,7 +13,7 @@ use sluicegate::{
     algorithm::{
         Action, Algorithm, AlgorithmKind, Classes, CounterProgram, LimitSpec, Limiter as _, MAX_NUMBER, Micros,
         Operation, Program, RequestContext, Sample, State, assignments::Assignments, debt_bucket::DebtBucket,
-        first_request::FirstRequestWindow, fixed_window::FixedWindow, reports::UtilizationReports,
+        first_request::FirstRequestWindow, fixed_window::FixedWindow, penalty::Penalty, reports::UtilizationReports,
         scheduled_window::ScheduledWindow, sliding_window::WindowEdge,
     },
     store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
@@ -105,13 +105,18 @@ fn histories(limit: &BoxedStrategy<Program>) -> impl Strategy<Value = History> {
 }
 
 /// Generates the programs that are no limits.
-fn other_programs() -> [BoxedStrategy<Program>; 3] {
+fn other_programs() -> [BoxedStrategy<Program>; 4] {
     let buckets = limits(Algorithm::kind("token_bucket").unwrap());
     let leases = buckets.prop_filter_map("leases of this bucket would end immediately", |bucket| bucket.leasing());
     let reports = |ttl| UtilizationReports::new(Micros::from_secs(ttl)).into();
     let assignments = |(ttl, held)| Assignments::new(Micros::from_secs(ttl)).with_held(held).into();
+    let penalty = |(shortest, longer)| {
+        let shortest = Micros::from_secs(shortest);
+        Penalty::new(shortest, shortest + Micros::from_secs(longer)).unwrap().into()
+    };
     [
         leases.boxed(),
+        (select(vec![1_u64, 60]), select(vec![0_u64, 59, 600])).prop_map(penalty).boxed(),
         select(vec![1_u64, 10, 3_600]).prop_map(reports).boxed(),
         (select(vec![1_u64, 10, 300]), select(vec![0, 3, 1_000_000])).prop_map(assignments).boxed(),
     ]
@@ -189,7 +194,7 @@ pub(super) fn with_context(program: &Program, context: RequestContext) -> Progra
         Program::Limit(limit) => limit.with_context(context).into(),
         Program::UtilizationReports(reports) => reports.with_reporter(context.holder).into(),
         Program::Assignments(assignments) => assignments.with_caller(context.holder).into(),
-        Program::LeasedBucket(_) => *program,
+        Program::LeasedBucket(_) | Program::Penalty(_) => *program,
     }
 }
 

@@ -74,6 +74,9 @@ fn the_bytes_of_states_are_those_of_the_previous_version() {
     describe(&UtilizationReports::new(ttl).into(), &mut text);
     writeln!(text, "assignments of a limit").unwrap();
     describe(&Assignments::new(ttl).into(), &mut text);
+    writeln!(text, "penalty of a limit").unwrap();
+    let penalty = Penalty::new(Micros::from_secs(4), Micros::from_secs(20)).unwrap();
+    describe(&penalty.into(), &mut text);
     assert_eq!(names, Algorithm::KINDS.iter().map(|kind| kind.name).collect(), "every algorithm has bytes");
     let path = repository("tests/golden/states.txt");
     if std::env::var_os("UPDATE_GOLDEN").is_some() {

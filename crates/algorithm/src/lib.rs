@@ -6,8 +6,9 @@
 //! only once, in Rust, for every store.
 //!
 //! Algorithms are the programs of limits: they implement [`Limiter`], too, which builds them from the parameters of a rule
-//! and says how their hits can be leased or counted elsewhere. Three programs are no limits: the bucket from which leases
-//! are taken ([`leased_bucket`]), and what callers report ([`reports`], [`assignments`]).
+//! and says how their hits can be leased or counted elsewhere. Four programs are no limits: the bucket from which leases are
+//! taken ([`leased_bucket`]), the time for which all hits are denied ([`penalty`]), and what callers report ([`reports`],
+//! [`assignments`]).
 //!
 //! Every program has a folder: `mod.rs` (the type and its arithmetic), `script.lua` (the same state transition for Redis) and
 //! `tests.rs`. All kinds of buckets share `bucket/script.lua`, and adaptive limits add `learn.lua` to that of concurrency. The
@@ -37,6 +38,7 @@ mod limit_spec;
 mod list;
 mod max_hits;
 mod micros;
+pub mod penalty;
 mod program;
 mod proportion;
 mod rate;

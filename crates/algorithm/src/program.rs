@@ -4,7 +4,7 @@ use smallvec::SmallVec;
 
 use super::{
     Algorithm, Decision, MAX_PERIOD, Micros, Operation, State, assignments::Assignments, leased_bucket::LeasedBucket,
-    reports::UtilizationReports,
+    penalty::Penalty, reports::UtilizationReports,
 };
 
 /// Numbers that a script receives for one operation, in the order of [`CounterProgram::ARGUMENTS`].
@@ -205,7 +205,7 @@ macro_rules! programs {
     };
 }
 
-programs![LeasedBucket, UtilizationReports, Assignments];
+programs![LeasedBucket, UtilizationReports, Assignments, Penalty];
 
 impl<A: Into<Algorithm>> From<A> for Program {
     fn from(algorithm: A) -> Self {

@@ -15,6 +15,7 @@ use super::{
     DecideError, Descriptor, Engine, Feedback, OverrideKind, Request, Snapshot, key,
     matching::{AppliedLimit, Match, MatchOf},
     overrides::Mode,
+    penalty::PenaltyOfLimit,
     prepared::{ChargedLimit, Prepared, PreparedLimit, PreparedRequest},
     statistics::{CountContext, Outcome},
     verdict::{Code, CurrentLimit, Status, Verdict},
@@ -48,8 +49,22 @@ impl<S: Store> Engine<S> {
             };
             drop(hits);
             prepared.set_answers(answers);
+            if prepared.has_several {
+                self.begin_penalties(&mut prepared).await;
+            }
         }
         self.finish(snapshot, &mut prepared)
+    }
+
+    async fn begin_penalties(&self, prepared: &mut PreparedRequest<'_, '_>) {
+        let hits = prepared.penalty_hits();
+        if hits.is_empty() {
+            return;
+        }
+        // It is rare, so its state should not be part of every decision's.
+        let answers = Box::pin(self.store.apply(&hits, Charge::Each, prepared.now)).await;
+        drop(hits);
+        prepared.set_penalty_answers(answers);
     }
 
     /// Finishes the grants that the caller has used up, and counts their hits.
@@ -208,6 +223,17 @@ impl<S> Engine<S> {
             applied.series.count_requested(self.worker, cost, 1);
         }
         let for_caller = applied.for_caller(algorithm, descriptor, feedback.sample, &name);
+        let penalty = match applied.limit.penalty() {
+            Some(penalty) if !descriptor.refund => {
+                let program = Program::from(penalty);
+                let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, (&program).into(), hash);
+                applied.append_limit_name(&mut name);
+                let counter = Counter { per_second: applied.limit.is_per_second(), ..Counter::new(name, program) };
+                let peek = Hit { action: Action::Peek, blocks, ..Hit::take(counter, cost) };
+                Some(Box::new(PenaltyOfLimit::new(peek)))
+            }
+            Some(_) | None => None,
+        };
         // It has 630 bytes, and is written once.
         prepared.limits.push(PreparedLimit {
             descriptor: index,
@@ -229,6 +255,7 @@ impl<S> Engine<S> {
                 },
                 applied,
                 included_in: None,
+                penalty,
                 finished_grant: feedback.reports,
                 answer: Err(StoreError::Missing),
             }),

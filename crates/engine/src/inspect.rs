@@ -2,6 +2,7 @@
 
 use sluicegate_algorithm::{
     Action, Algorithm, CounterPart, Decision, Micros, Operation, Program, State, assignments::Assignments, forecast,
+    penalty::Penalty,
 };
 use sluicegate_rules::{Entry, Limit, Rule};
 use sluicegate_store::{Counter, Store, StoreError};
@@ -11,6 +12,7 @@ use super::{
     DecideError, Descriptor, Engine, Override, OverrideKind, Request, Snapshot, key,
     matching::{AppliedLimit, Match, MatchOf},
     overrides::Origin,
+    penalty,
     verdict::never_fits,
 };
 
@@ -46,6 +48,8 @@ pub struct CounterState {
     pub decision: Decision,
     /// Number of callers with a quota, and the millionths of the limit that they can use; `None` if there are none.
     pub quotas: Option<(u32, u64)>,
+    /// Time until the penalty in force ends, zero if there is none.
+    pub penalty: Micros,
     /// Time of the state, by the store's clock.
     pub at: Micros,
     algorithm: Algorithm,
@@ -142,7 +146,11 @@ impl<S: Store> Engine<S> {
         let (state, at) = self.store.read(&stored, now).await?;
         let cost = applied.cost_of(descriptor, hits.into());
         let peek = Operation { action: Action::Peek, cost, now: at };
-        let decision = algorithm.apply(&mut state.clone(), peek);
+        let mut decision = algorithm.apply(&mut state.clone(), peek);
+        let penalty = self.penalty_left(snapshot, request, applied, &stored, now).await?;
+        if penalty > Micros::ZERO {
+            penalty::deny(&mut decision, penalty);
+        }
         let allowed = decision.allowed || self.is_shadow(snapshot, applied);
         let (base_quota, _) = applied.base_limit().policy();
         let quota = match decision.limit {
@@ -158,7 +166,7 @@ impl<S: Store> Engine<S> {
         let shares = Counter { name, program: shares.into(), ..stored };
         let (shares_state, _) = self.store.read(&shares, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
-        let state = CounterState { limit: *applied.limit, counter, decision, quotas, at, algorithm, state };
+        let state = CounterState { limit: *applied.limit, counter, decision, quotas, penalty, at, algorithm, state };
         match inspection.counter {
             None => inspection.counter = Some(state),
             Some(_) => inspection.others.push(state),
@@ -166,7 +174,24 @@ impl<S: Store> Engine<S> {
         Ok(())
     }
 
-    /// Deletes the counter of a descriptor, and those of further limits. Returns the name of the first and whether one
+    /// Returns the time until the limit's penalty ends, zero if none is in force.
+    async fn penalty_left(
+        &self,
+        snapshot: &Snapshot,
+        request: &Request<'_>,
+        applied: &AppliedLimit<'_>,
+        counter: &Counter,
+        now: Micros,
+    ) -> Result<Micros, StoreError> {
+        let Some(penalty) = applied.limit.penalty() else {
+            return Ok(Micros::ZERO);
+        };
+        let name = self.counter_name(snapshot, request.domain, &request.descriptors[0].entries, applied, penalty);
+        let (state, at) = self.store.read(&Counter { name, program: penalty.into(), ..counter.clone() }, now).await?;
+        Ok(Penalty::time_left(&state, at))
+    }
+
+    /// Deletes the counter of a descriptor, those of further limits, and penalties. Returns the name of the first and whether one
     /// existed, or `None` if nothing is counted.
     ///
     /// # Errors
@@ -188,7 +213,11 @@ impl<S: Store> Engine<S> {
                 continue;
             };
             let counter = self.counter_of(&request, applied, &snapshot);
-            let existed = self.store.delete(counter.key.as_bytes(), counter.per_second).await?;
+            let mut existed = self.store.delete(counter.key.as_bytes(), counter.per_second).await?;
+            if let Some(penalty) = applied.limit.penalty() {
+                let name = self.counter_name(&snapshot, domain, entries, applied, penalty);
+                existed |= self.store.delete(&name, counter.per_second).await?;
+            }
             match &mut deleted {
                 None => deleted = Some((counter, existed)),
                 Some((_, any_existed)) => *any_existed |= existed,

@@ -23,6 +23,7 @@ pub mod layer;
 mod long_value;
 mod matching;
 pub mod overrides;
+mod penalty;
 mod prepared;
 mod quotas;
 mod rate_limiter;

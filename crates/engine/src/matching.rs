@@ -28,7 +28,7 @@ pub(super) struct AppliedLimit<'s> {
     pub(super) custom_limit: Option<&'s CustomLimit>,
     /// When the calendar windows of the entity begin, where its plan assignment says so.
     pub(super) anchor: Option<&'s Anchor>,
-    /// Whether the limit is one of several of its rule, which are charged together.
+    /// Whether the limit is charged together with others or not at all: the other limits of its rule, or its penalty.
     pub(super) is_one_of_several: bool,
     /// The mode that a switch has set for the rule.
     pub(super) mode: Option<Mode>,
@@ -234,7 +234,7 @@ struct Found<'s> {
     custom_limit: Option<&'s CustomLimit>,
     /// When the calendar windows of the entity begin, where its plan assignment says so.
     anchor: Option<&'s Anchor>,
-    /// See [`AppliedLimit::is_one_of_several`].
+    /// Whether the limits of the rule are several.
     is_one_of_several: bool,
 }
 
@@ -479,7 +479,7 @@ impl<S> Engine<S> {
         let limit = elastic_limit.unwrap_or(limit);
         let mut applied = self.applied_limit(snapshot, domain, descriptor, rule, path, limit);
         applied.anchor = found.anchor;
-        applied.is_one_of_several = found.is_one_of_several;
+        applied.is_one_of_several = found.is_one_of_several || limit.penalty().is_some();
         applied.matched(descriptor)
     }
 
@@ -529,7 +529,7 @@ impl<S> Engine<S> {
             None => self.limit_without_rule(snapshot, domain, descriptor, limit),
         };
         applied.custom_limit = Some(custom_limit);
-        applied.is_one_of_several = found.is_one_of_several;
+        applied.is_one_of_several = found.is_one_of_several || limit.penalty().is_some();
         match (applied.matched(descriptor), custom_limit.allowance) {
             (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.override_kind()),
             (Match::Limited(applied), Allowance::Blocked) if !descriptor.refund => Match::Denied(applied),

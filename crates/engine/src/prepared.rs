@@ -6,7 +6,11 @@ use sluicegate_algorithm::{Action, Micros};
 use sluicegate_store::{Charge, Counter, Hit, HitDecision, HitDecisions, Memory, StoreError};
 use smallvec::SmallVec;
 
-use super::{Descriptor, OverrideKind, Request, matching::AppliedLimit};
+use super::{
+    Descriptor, OverrideKind, Request,
+    matching::AppliedLimit,
+    penalty::{self, PenaltyOfLimit},
+};
 
 /// A request whose limits are known. The caller applies its hits to a store, and
 /// [`Engine::finish`](super::Engine::finish) turns the answers into a verdict.
@@ -16,7 +20,7 @@ pub struct PreparedRequest<'s, 'd> {
     /// What happens to each descriptor. A rule with several limits has several, one after the other.
     pub(super) limits: SmallVec<[PreparedLimit<'s, 'd>; 1]>,
     pub(super) charge: Charge,
-    /// Whether a rule has several limits.
+    /// Whether a rule has several limits, or a limit has a penalty.
     pub(super) has_several: bool,
     /// Whether an override denies the whole request, so that the other limits are only peeked.
     pub(super) is_denied_by_switch: bool,
@@ -73,12 +77,14 @@ impl<'s> Prepared<'s, '_> {
 pub(super) struct ChargedLimit<'s, 'd> {
     pub(super) descriptor: &'s Descriptor<'d>,
     pub(super) applied: AppliedLimit<'s>,
-    /// Whether the rule has further limits, which are charged together with this one or not at all.
+    /// See [`AppliedLimit::is_one_of_several`].
     pub(super) is_one_of_several: bool,
     /// The hit. Under [`Charge::All`] it includes the costs of later limits with the same counter.
     pub(super) hit: Hit,
     /// The index of the earlier limit whose hit includes this one.
     pub(super) included_in: Option<usize>,
+    /// The penalty; `None` if the limit has none, and for a refund.
+    pub(super) penalty: Option<Box<PenaltyOfLimit>>,
     /// The id of a finished grant, and the number of its hits that the caller has admitted.
     pub(super) finished_grant: Option<(u64, u64)>,
     /// The answer, [`StoreError::Missing`] before it is known.
@@ -89,6 +95,21 @@ impl ChargedLimit<'_, '_> {
     /// Returns whether the answer denies the whole request under [`Charge::All`].
     pub(super) fn denies_all(&self) -> bool {
         self.hit.is_denied_by(&self.answer)
+    }
+
+    /// Returns the number of hits that a store has to apply for this limit.
+    fn hit_count(&self) -> usize {
+        match (self.included_in, &self.penalty) {
+            (Some(_), _) => 0,
+            (None, None) => 1,
+            (None, Some(_)) => 2,
+        }
+    }
+
+    /// Returns the penalty, if it begins with this request.
+    fn begun_penalty(&self) -> Option<&PenaltyOfLimit> {
+        let penalty = self.penalty.as_deref()?;
+        if penalty.begins(self.hit.action, &self.answer) { Some(penalty) } else { None }
     }
 }
 
@@ -119,6 +140,9 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         for limit in self.charged() {
             if limit.included_in.is_none() {
                 hits.push(limit.hit.borrowed());
+                if let Some(penalty) = &limit.penalty {
+                    hits.push(penalty.hit.borrowed());
+                }
             }
         }
         hits
@@ -131,21 +155,24 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
     pub fn parts(&self) -> SmallVec<[Part; 1]> {
         let mut parts = SmallVec::<[Part; 1]>::new();
         if !self.has_several || self.charge == Charge::All {
-            let count = self.charged().filter(|limit| limit.included_in.is_none()).count();
+            let count = self.charged().map(ChargedLimit::hit_count).sum();
             parts.push(Part::new(0..count, self.charge));
             return parts;
         }
         let mut descriptor = None;
-        for (index, limit) in self.charged().enumerate() {
+        let mut first = 0;
+        for limit in self.charged() {
+            let next = first + limit.hit_count();
             let is_next = match descriptor {
                 Some(descriptor) if limit.is_one_of_several => ptr::eq(descriptor, limit.descriptor),
                 Some(_) | None => false,
             };
             descriptor = limit.is_one_of_several.then_some(limit.descriptor);
             match parts.last_mut() {
-                Some(part) if is_next => part.hits.end = index + 1,
-                _ => parts.push(Part { hits: index..index + 1, charge: Charge::All }),
+                Some(part) if is_next => part.hits.end = next,
+                _ => parts.push(Part { hits: first..next, charge: Charge::All }),
             }
+            first = next;
         }
         for part in &mut parts {
             *part = Part::new(part.hits.clone(), part.charge);
@@ -162,6 +189,10 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
             };
             let Some(first) = limit.included_in else {
                 limit.answer = answers.next().unwrap_or_else(|| Err(StoreError::missing()));
+                if let Some(penalty) = &mut limit.penalty {
+                    let answer = answers.next().unwrap_or_else(|| Err(StoreError::missing()));
+                    penalty.set_answer(answer, &mut limit.answer);
+                }
                 continue;
             };
             let Prepared::Charged(first) = &self.limits[first].outcome else {
@@ -186,12 +217,50 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
                 answers.extend(memory.decide_all(&hits[part], charge, self.now));
             }
             drop(hits);
-            return self.set_answers(answers);
+            self.set_answers(answers);
+            return self.begin_penalties_in(memory);
         }
         let now = self.now;
         for limit in self.charged_mut() {
             limit.answer = Ok(memory.decide(&limit.hit, now));
         }
+    }
+
+    /// Returns the hits that begin penalties, because their limits have denied the request.
+    #[must_use]
+    pub fn penalty_hits(&self) -> SmallVec<[Hit<&Counter>; 1]> {
+        let mut hits = SmallVec::new();
+        for limit in self.charged() {
+            if let Some(penalty) = limit.begun_penalty() {
+                hits.push(Hit { action: Action::Take, ..penalty.hit.borrowed() });
+            }
+        }
+        hits
+    }
+
+    /// Sets the answers of the store to [`Self::penalty_hits`], in their order.
+    pub fn set_penalty_answers(&mut self, answers: HitDecisions) {
+        let mut answers = answers.into_iter();
+        for limit in self.charged_mut() {
+            if limit.begun_penalty().is_none() {
+                continue;
+            }
+            // Without an answer the limit itself denies the hit.
+            if let (Some(Ok(penalty)), Ok(answer)) = (answers.next(), &mut limit.answer) {
+                penalty::deny(&mut answer.decision, penalty.decision.reset);
+            }
+        }
+        debug_assert!(answers.next().is_none(), "a store has answered more hits than there were");
+    }
+
+    fn begin_penalties_in(&mut self, memory: &Memory) {
+        let hits = self.penalty_hits();
+        if hits.is_empty() {
+            return;
+        }
+        let answers = memory.decide_all(&hits, Charge::Each, self.now);
+        drop(hits);
+        self.set_penalty_answers(answers);
     }
 
     /// Replaces takes by peeks, because an override denies the request already.
@@ -246,6 +315,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
                 if is_same && other.included_in.is_none() {
                     other.hit.cost = other.hit.cost.saturating_add(limit.hit.cost);
                     limit.included_in = Some(first);
+                    limit.penalty = None;
                     break;
                 }
             }

@@ -781,3 +781,102 @@ fn a_constant_cost_multiplies_hits_everywhere() {
     let [within, over, _] = counts(&engine, "batch");
     assert_eq!((within, over), (100, 120), "statistics have costs, too");
 }
+
+const PENALTIES: &str = "
+domain: api
+descriptors:
+- key: login
+  rate_limit: {unit: minute, requests_per_unit: 2, algorithm: sliding_log, penalty: 10m, penalty_max: 1h}
+- key: user
+  rate_limits:
+  - {unit: day, requests_per_unit: 100}
+  - {unit: second, requests_per_unit: 1, name: burst, penalty: 1m}
+- key: dark
+  shadow_mode: true
+  rate_limit: {unit: day, requests_per_unit: 1, penalty: 1m}
+";
+
+/// Decides a hit of `key`, and returns whether it is allowed, the remaining hits and the seconds until a retry.
+fn hit_at(engine: &MemoryEngine, key: &str, second: u64) -> (bool, u32, Option<u64>) {
+    let verdict = decide_at(engine, &[one(key, 1)], second);
+    let wait = verdict.retry_after().map(|wait| wait.ceil_secs());
+    (!verdict.is_denied(), verdict.statuses[0].remaining, wait)
+}
+
+#[test]
+fn a_penalty_denies_every_hit_after_the_limit_was_exceeded() {
+    let engine = engine(PENALTIES);
+    assert_eq!(hit_at(&engine, "login", 0), (true, 1, None));
+    assert_eq!(hit_at(&engine, "login", 1), (true, 0, None));
+    assert_eq!(hit_at(&engine, "login", 2), (false, 0, Some(600)));
+    let peek = decide_at(&engine, &[one("login", 0)], 3);
+    assert_eq!((peek.is_denied(), peek.statuses[0].reset_seconds()), (true, Some(599)));
+    for second in [61, 300, 601] {
+        assert_eq!(hit_at(&engine, "login", second), (false, 0, Some(602 - second)), "hits do not prolong it");
+    }
+    assert_eq!(hit_at(&engine, "login", 602), (true, 1, None), "denied hits have not been counted");
+    assert_eq!(hit_at(&engine, "login", 603), (true, 0, None));
+    assert_eq!(hit_at(&engine, "login", 604), (false, 0, Some(1_200)), "the second one is twice as long");
+    assert_eq!(decide_at(&engine, &[descriptor(&[("login", "y")], 1)], 605).statuses[0].remaining, 1, "another entity");
+}
+
+#[test]
+fn a_penalty_of_one_of_several_limits_denies_without_charging_the_others() {
+    let engine = engine(PENALTIES);
+    assert_eq!(hit_at(&engine, "user", 0), (true, 0, None));
+    let denied = decide_at(&engine, &[one("user", 1)], 0);
+    assert_eq!(denied.retry_after(), Some(Micros::from_secs(60)));
+    assert_eq!(remaining(&denied.statuses[0]), [("burst", 0), ("", 99)]);
+    let denied = decide_at(&engine, &[one("user", 1)], 59);
+    assert_eq!(remaining(&denied.statuses[0]), [("burst", 0), ("", 99)]);
+    assert_eq!(remaining(&decide_at(&engine, &[one("user", 1)], 60).statuses[0]), [("burst", 0), ("", 98)]);
+}
+
+#[test]
+fn a_refund_does_not_lift_a_penalty_and_a_reset_does() {
+    let engine = engine(PENALTIES);
+    for second in 0..3 {
+        hit_at(&engine, "login", second);
+    }
+    decide_at(&engine, &[refund(one("login", 2))], 3);
+    assert_eq!(hit_at(&engine, "login", 4), (false, 0, Some(598)));
+    let entries = [Entry { key: "login", value: "x" }];
+    let now = NOW + Micros::from_secs(4);
+    let inspection = engine.inspect("api", &entries, 1, now).now_or_never().unwrap().unwrap();
+    let counter = inspection.counter.unwrap();
+    assert_eq!((inspection.allowed, counter.penalty), (false, Micros::from_secs(598)));
+    let (_, existed) = engine.reset_counter("api", &entries, now).now_or_never().unwrap().unwrap().unwrap();
+    assert!(existed);
+    assert_eq!(hit_at(&engine, "login", 5), (true, 1, None));
+}
+
+#[test]
+fn in_shadow_mode_a_penalty_is_counted_and_denies_nothing() {
+    let engine = engine(PENALTIES);
+    for second in 0..3 {
+        assert!(!decide_at(&engine, &[one("dark", 1)], second).is_denied());
+    }
+    assert_eq!(count(&engine, "rate_limit.api.dark.over_limit"), 2);
+}
+
+#[test]
+fn the_penalty_of_a_replaced_limit_is_that_of_the_override() {
+    let engine = engine(PENALTIES);
+    set(&engine, &[("limit|api|login=x", "{unit: minute, requests_per_unit: 1, penalty: 5s}")]);
+    hit_at(&engine, "login", 0);
+    assert_eq!(hit_at(&engine, "login", 1), (false, 0, Some(59)), "the window is longer");
+    set(&engine, &[("limit|api|login=x", "{unit: day, requests_per_unit: 9}")]);
+    assert!(hit_at(&engine, "login", 2).0);
+}
+
+#[test]
+fn under_charge_all_two_descriptors_of_one_entity_have_one_penalty() {
+    let engine = engine(&PENALTIES.replace("domain: api", "domain: api\ncharge: all"));
+    let twice = [one("login", 1), one("login", 1)];
+    assert!(!decide_at(&engine, &twice, 0).is_denied());
+    let denied = decide_at(&engine, &twice, 1);
+    assert_eq!((denied.is_denied(), denied.retry_after()), (true, Some(Micros::from_secs(600))));
+    let denied = decide_at(&engine, &[one("login", 1), one("user", 1)], 2);
+    assert_eq!(statuses(&denied), [(false, 0), (true, 100)], "nothing is taken");
+    assert_eq!(denied.retry_after(), Some(Micros::from_secs(599)));
+}

@@ -118,20 +118,32 @@ impl fmt::Display for Measure {
             Self::Rate { unit, multiplier: 1 } => write!(f, "per {}", unit.name()),
             Self::Rate { unit, multiplier } => write!(f, "per {multiplier} {}s", unit.name()),
             Self::InFlight { hold } => {
-                let hold = std::time::Duration::from_micros(hold.get());
-                write!(f, "in flight, each for at most {}", humantime::format_duration(hold))
+                write!(f, "in flight, each for at most {}", duration(hold))
             }
         }
     }
+}
+
+fn duration(micros: Micros) -> humantime::FormattedDuration {
+    humantime::format_duration(std::time::Duration::from_micros(micros.get()))
 }
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.requests(), self.measure())?;
         if let Algorithm::ScheduledWindow(window) = self.algorithm() {
-            return write!(f, ", {}", window.schedule());
+            write!(f, ", {}", window.schedule())?;
+        } else if !self.is_default() {
+            write!(f, ", {}", self.algorithm().name())?;
         }
-        if self.is_default() { Ok(()) } else { write!(f, ", {}", self.algorithm().name()) }
+        let Some(penalty) = self.penalty() else {
+            return Ok(());
+        };
+        write!(f, ", then a penalty of {}", duration(penalty.shortest()))?;
+        if penalty.longest() == penalty.shortest() {
+            return Ok(());
+        }
+        write!(f, ", doubled up to {}", duration(penalty.longest()))
     }
 }
 

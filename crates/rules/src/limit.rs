@@ -2,7 +2,7 @@
 
 use sluicegate_algorithm::{
     Algorithm, AlgorithmKind, InvalidLimit, LimitSpec, MAX_PERIOD, Micros, State, WindowStart,
-    fixed_window::FixedWindow,
+    fixed_window::FixedWindow, penalty::Penalty,
 };
 use sluicegate_calendar::Period;
 
@@ -173,6 +173,8 @@ pub struct Limit {
     /// Whether a denial delays later requests or may become invalid at any time. In a fixed window, denied requests
     /// wait for the end of the window in any case.
     denial_counts: bool,
+    /// The time for which all hits are denied after the limit was exceeded.
+    pub(crate) penalty: Option<Penalty>,
 }
 
 /// Error returned when a limit is invalid.
@@ -209,6 +211,7 @@ impl Limit {
         policy: (0, Micros::from_secs(1)),
         splits_denied: true,
         denial_counts: false,
+        penalty: None,
     };
 
     /// Builds a limit of `requests_per_unit` in each fixed window of `unit_multiplier` units.
@@ -262,7 +265,7 @@ impl Limit {
         };
         let splits_denied = kind == Algorithm::DEFAULT && spec.count_denied != Some(false);
         let denial_counts = kind != Algorithm::DEFAULT && algorithm.denial_counts(&State::default(), Micros::ZERO);
-        Ok(Self { requests, measure, algorithm, policy, splits_denied, denial_counts })
+        Ok(Self { requests, measure, algorithm, policy, splits_denied, denial_counts, penalty: None })
     }
 
     /// Builds one instance's share of a limit that is divided among `instances`, rounded up.
@@ -309,6 +312,12 @@ impl Limit {
     #[must_use]
     pub const fn policy(&self) -> (u64, Micros) {
         self.policy
+    }
+
+    /// Returns the time for which all hits are denied after the limit was exceeded.
+    #[must_use]
+    pub const fn penalty(&self) -> Option<Penalty> {
+        self.penalty
     }
 
     /// Returns whether the limit uses the store of per-second limits if there is one, as in envoyproxy/ratelimit.

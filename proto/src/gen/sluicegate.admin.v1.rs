@@ -311,6 +311,9 @@ pub struct Counter {
     /// The parts of the limit that Envoys use without a call for each request. Absent if there are none.
     #[prost(message, optional, tag = "13")]
     pub quotas: ::core::option::Option<Quotas>,
+    /// Microseconds until the penalty in force ends. Absent if there is none.
+    #[prost(uint64, optional, tag = "14")]
+    pub penalty_us: ::core::option::Option<u64>,
 }
 /// The quotas of Envoys that limit requests by themselves. Their requests are counted in advance.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]

@@ -160,6 +160,7 @@ pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> a
         parts: state.parts().into_iter().map(write_part).collect(),
         forecast,
         quotas: state.quotas.map(|(callers, millionths)| api::Quotas { callers, share: millionths as f64 / 1e6 }),
+        penalty_us: if state.penalty > Micros::ZERO { Some(state.penalty.get()) } else { None },
     }
 }
 

@@ -138,6 +138,9 @@ impl Output {
         if let Some(wait) = counter.retry_after_us {
             println!("  retry after {}", format_duration(wait));
         }
+        if let Some(time) = counter.penalty_us {
+            println!("  penalty: every request is denied for another {}", format_duration(time));
+        }
         if let Some(quotas) = &counter.quotas {
             let callers = quotas.callers;
             let share = format_percent(quotas.share);

@@ -165,6 +165,7 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
                 "unit: hour, requests_per_unit: 9, ",
                 "unit: week, requests_per_unit: 9, window: calendar, ",
                 "unit: month, unit_multiplier: 3, requests_per_unit: 9, window: calendar, ",
+                "unit: hour, requests_per_unit: 9, penalty: 1s, ",
                 "unit: hour, ",
                 "requests_per_unit: 9, ",
                 "algorithm: concurrency, limit: 5, ",

@@ -394,6 +394,16 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             ValueSchema::Map(&DENIAL),
             "The message, the headers and the status of the response to a denied request.",
         ),
+        keyword(
+            "penalty",
+            ValueSchema::Duration,
+            "The time for which every hit is denied, and changes nothing, after the limit was exceeded.",
+        ),
+        keyword(
+            "penalty_max",
+            ValueSchema::Duration,
+            "The length up to which a penalty doubles if it begins within the length of the last one after its end.",
+        ),
         keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
         keyword(
             "by_plan",

@@ -12,6 +12,7 @@ mod denial;
 mod elastic;
 pub(super) mod hints;
 pub(super) mod keywords;
+mod penalty;
 mod plans;
 mod rate_limit;
 mod scalars;

@@ -5,6 +5,7 @@ use sluicegate_algorithm::{Consistency, Micros};
 use super::{
     Reader, algorithm, elastic, hints,
     keywords::{RATE_LIMIT, REPLACES},
+    penalty::{self, PenaltyKeywords},
 };
 use crate::{
     cost_per_hit::CostPerHit,
@@ -74,6 +75,7 @@ pub(crate) struct ReplacedLimit {
 struct Keywords {
     rate: RateKeywords,
     algorithm: algorithm::AlgorithmKeywords,
+    penalty: PenaltyKeywords,
     unlimited: bool,
     consistency: Option<(Consistency, Location)>,
     elastic: Option<(elastic::ElasticKeywords, Location)>,
@@ -167,6 +169,7 @@ impl Reader<'_, '_> {
                 self.diagnostics.warning(requests.location, "requests_per_unit has no effect with unlimited: true");
             }
             keywords.algorithm.reject_all(self);
+            keywords.penalty.reject_all(self);
             return Some(rate_limit);
         }
         self.build_limit(keywords, node.location, &mut rate_limit)?;
@@ -261,6 +264,7 @@ impl Reader<'_, '_> {
                 "retry_jitter" => {
                     rate_limit.retry_jitter = algorithm::duration(self, key, value).unwrap_or_default();
                 }
+                "penalty" | "penalty_max" => keywords.penalty.read(self, key, *location, value),
                 "elastic" => keywords.elastic = self.elastic(value).map(|elastic| (elastic, *location)),
                 "by_plan" => rate_limit.by_plan = self.text(key, value).map(|name| (name, *location)),
                 keyword => keywords.algorithm.read(self, keyword, *location, value),
@@ -280,7 +284,7 @@ impl Reader<'_, '_> {
 
     /// Builds the limit and adds it to `rate_limit`. Returns `None` if a keyword is invalid.
     fn build_limit(&mut self, keywords: Keywords, node: Location, rate_limit: &mut RateLimit) -> Option<()> {
-        let Keywords { rate, algorithm: keywords, consistency, elastic, .. } = keywords;
+        let Keywords { rate, algorithm: keywords, consistency, elastic, penalty, .. } = keywords;
         rate_limit.count_denied = keywords.explicit_count_denied();
         let spec = keywords.limit_spec(self);
         let (requests, measure) = match keywords.quantity(self, node) {
@@ -301,7 +305,7 @@ impl Reader<'_, '_> {
         rate_limit.classes = keywords.class_names();
         rate_limit.sheds |= keywords.sheds();
         let spec = spec?;
-        let limit = match Limit::from_spec(requests, measure, keywords.kind(), spec) {
+        let mut limit = match Limit::from_spec(requests, measure, keywords.kind(), spec) {
             Ok(limit) => limit,
             Err(error) => {
                 let location = match error.keyword() {
@@ -336,6 +340,19 @@ impl Reader<'_, '_> {
         if let Some((consistency, location)) = consistency {
             rate_limit.consistency = consistency;
             self.check_consistency(consistency, &limit, elastic.is_some(), location);
+        }
+        let context = penalty::Context {
+            limit: &limit,
+            consistency: rate_limit.consistency,
+            has_modifiers: !rate_limit.modifiers.is_empty(),
+            is_elastic: elastic.is_some(),
+            count_denied: rate_limit.count_denied.is_some(),
+        };
+        limit.penalty = penalty.build(self, &context);
+        if self.peers && limit.penalty.is_some() {
+            let message =
+                "a penalty is in force on the instance that has begun it, because it is not exchanged with peers";
+            self.diagnostics.warning(node, message);
         }
         rate_limit.limit = Some(limit);
         // The division cannot fail, because smaller numbers are valid as well.

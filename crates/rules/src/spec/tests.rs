@@ -265,3 +265,39 @@ fn a_cost_per_hit_is_a_number_or_a_table_with_a_default() {
         assert!(error.contains(expected), "{keywords}: {error}");
     }
 }
+
+#[test]
+fn a_penalty_is_a_time_with_a_maximum() {
+    let day = "unit: day, requests_per_unit: 9";
+    let read = |keywords: &str| {
+        let rule = read_descriptor(&format!("rate_limit: {{{day}, {keywords}}}")).unwrap().unwrap();
+        rule.limit.unwrap().to_string()
+    };
+    assert_eq!(read("penalty: 10m"), "9 per day, then a penalty of 10m");
+    assert_eq!(
+        read("algorithm: gcra, penalty: 90s, penalty_max: 1h"),
+        "9 per day, gcra, then a penalty of 1m 30s, doubled up to 1h"
+    );
+    for (keywords, expected) in [
+        ("penalty: 0s", "penalty must be longer than 0"),
+        ("penalty: 1h, penalty_max: 59m", "penalty_max at least as long"),
+        ("penalty: 101years", "at most 100 years"),
+        ("penalty: 10", "penalty must be a duration such as"),
+        ("penalty_max: 1h", "penalty_max requires penalty"),
+        ("penalty: 1h, count_denied: true", "cannot be combined with count_denied: true"),
+        ("penalty: 1h, algorithm: gcra, consistency: leased", "cannot be combined with consistency: leased"),
+        ("penalty: 1h, consistency: eventual", "cannot be combined with consistency: eventual"),
+        ("penalty: 1h, elastic: {resource: db, up_to: 200%}", "cannot be combined with elastic"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{{day}, {keywords}}}"));
+        assert!(error.contains(expected), "{keywords}: {error}");
+    }
+    for (limit, expected) in [
+        ("algorithm: concurrency, limit: 3, penalty: 1h", "cannot be combined with a limit of requests in flight"),
+        ("capacity: 10/s, class: c, reserve: {a: 1}, penalty: 1h", "cannot be combined with class"),
+        ("unlimited: true, penalty: 1h", "penalty cannot be combined with unlimited: true"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{{limit}}}"));
+        assert!(error.contains(expected), "{limit}: {error}");
+    }
+}
