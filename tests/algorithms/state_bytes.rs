@@ -5,7 +5,7 @@ use std::{collections::BTreeSet, fmt::Write, fs};
 
 use sluicegate::algorithm::{
     Action, Algorithm, Micros, Operation, Program, RequestContext, Sample, State, assignments::Assignments,
-    reports::UtilizationReports,
+    penalty::Penalty, reports::UtilizationReports,
 };
 
 use super::{golden_vectors::limit, histories::with_context};

@@ -15,6 +15,8 @@ mod outage;
 mod override_store;
 /// A service that is paused.
 mod pauses;
+/// `penalty`.
+mod penalties;
 /// Wrong passwords, certificates and ports.
 mod setup_mistakes;
 /// Rules with several limits.
