@@ -20,7 +20,12 @@ pub(super) fn divide(settings: &mut Settings) {
     let max = limit - reserved;
     if settings.grpc.max_connections > max {
         let configured = std::mem::replace(&mut settings.grpc.max_connections, max);
-        tracing::warn!(limit, configured, max, "grpc.max_connections reduced to fit the limit of open files");
+        tracing::warn!(
+            limit,
+            configured,
+            max,
+            "grpc.max_connections reduced to fit the limit of open files; raise it (ulimit -n, LimitNOFILE)"
+        );
     }
 }
 

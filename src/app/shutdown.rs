@@ -48,7 +48,7 @@ pub(super) async fn stop_servers(
         }
         let drained = async { tokio::join!(grpc, http) };
         if timeout(settings.grace, drained).await.is_err() {
-            tracing::warn!("some calls did not finish within shutdown.grace");
+            tracing::warn!("some calls did not finish within shutdown.grace; closing their connections");
         }
         // A client that keeps its connection open must not cost the last hits. Both have timeouts of their own.
         store.return_all(clock.now()).await;

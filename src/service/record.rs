@@ -218,7 +218,7 @@ fn write(mut writer: Writer, receiver: &Receiver<Message>, lost: &Counter) {
             Err(error) => {
                 lost.add(WorkerId(0), buffered);
                 if !std::mem::replace(&mut has_failed, true) {
-                    tracing::error!(%error, "cannot write recorded requests");
+                    tracing::error!(%error, "cannot write recorded requests to record.dir, so they are not recorded");
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! [`Settings`]: all settings, built from defaults, a file, environment variables and flags, in ascending precedence.
+//! [`Settings`]: all settings, built in ascending precedence from defaults, the variables of OpenTelemetry or
+//! envoyproxy/ratelimit, a file, variables `SLUICEGATE__…`, and flags.
 //!
 //! Only this module reads settings files and variables. Each part of the service defines its own `Settings` type.
 

@@ -3,13 +3,13 @@
 //! A queue belongs to one domain and one list of descriptors, and exists while it has waiters. Every waiter checks
 //! with a call of its own, so a verdict and its hits always belong to the waiter that receives it.
 //!
-//! - While no limit has denied, the first [`MAX_ASKING`] waiters ask immediately.
-//! - A denial closes the queue: only the first waiter asks again, when the denial ends. All others wait, because a
-//!   waiter that asks earlier could overtake it.
-//! - An allowed check has the number of remaining hits. The next waiters for which these hits are enough ask
+//! - While no limit has denied, the first [`MAX_CHECKING`] waiters check immediately.
+//! - A denial closes the queue: only the first waiter checks again, when the denial ends. All others wait, because a
+//!   waiter that checks earlier could overtake it.
+//! - An allowed check has the number of remaining hits. The next waiters for which these hits are enough check
 //!   immediately, so that a queue is not limited to one waiter per round trip.
 //!
-//! A denial of a concurrency limit can end at any time. The first waiter asks again after a pause that doubles, or when
+//! A denial of a concurrency limit can end at any time. The first waiter checks again after a pause that doubles, or when
 //! this client has released a slot.
 
 use std::{
@@ -30,13 +30,13 @@ use crate::{
     verdict::{DecidedBy, Verdict},
 };
 
-/// Maximum number of waiters of one queue that ask at the same time.
-const MAX_ASKING: usize = 64;
-/// Minimum pause before a waiter asks again.
+/// Maximum number of waiters of one queue that check at the same time.
+const MAX_CHECKING: usize = 64;
+/// Minimum pause before a waiter checks again.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
-/// First pause before a concurrency limit is asked again. Each further pause is twice as long.
+/// First pause before the next check of a concurrency limit. Each further pause is twice as long.
 const FIRST_POLL: Duration = Duration::from_millis(20);
-/// Maximum pause before a concurrency limit is asked again.
+/// Maximum pause before the next check of a concurrency limit.
 const MAX_POLL: Duration = Duration::from_secs(1);
 /// Replaces a maximum wait that the clock cannot represent.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400 * 365);
@@ -71,13 +71,13 @@ pub(crate) struct QueueKey {
 #[derive(Default)]
 struct Queue {
     waiters: BTreeMap<u64, Waiter>,
-    /// Whether a limit has denied, so that a new waiter must not ask before its turn.
+    /// Whether a limit has denied, so that a new waiter must not check before its turn.
     is_closed: bool,
     /// The last denial.
     denial: Option<Denial>,
-    /// Whether hits or slots have become available since the first waiter began to ask.
+    /// Whether hits or slots have become available since the first waiter began to check.
     is_woken: bool,
-    /// Pause before a concurrency limit was last asked again.
+    /// Pause before the last check of a concurrency limit.
     poll: Duration,
     /// No waiter has an earlier deadline.
     earliest_deadline: Option<Instant>,
@@ -87,7 +87,7 @@ struct Waiter {
     costs: Costs,
     deadline: Instant,
     /// Whether the remaining hits are enough for this waiter and all before it.
-    may_ask: bool,
+    may_check: bool,
     wakeup: Arc<Notify>,
 }
 
@@ -95,15 +95,15 @@ struct Denial {
     verdict: Verdict,
     costs: Costs,
     received_at: Instant,
-    /// Time at which the first waiter asks again.
-    ask_at: Instant,
+    /// Time at which the first waiter checks again.
+    check_at: Instant,
     /// Time before which the request is certainly denied.
     not_before: Instant,
     /// Whether nothing has become available since this denial, as far as this client knows.
     is_current: bool,
 }
 
-/// Place of one waiter in its queue. Dropping it leaves the queue.
+/// Place of one waiter in its queue. Dropping it leaves the queue; hits of a check in progress may stay taken.
 pub(crate) struct Place<'q> {
     queues: &'q WaitQueues,
     key: QueueKey,
@@ -128,7 +128,7 @@ enum Step {
     SleepUntil(Instant),
 }
 
-/// Time after which a denied request is asked again.
+/// Time after which a denied request is checked again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Retry {
     /// Time in which the request is certainly denied.
@@ -159,8 +159,8 @@ impl WaitQueues {
         table.next_ticket += 1;
         table.waiters += 1;
         let queue = table.queues.entry(key.clone()).or_default();
-        let may_ask = !queue.is_closed && queue.waiters.len() < MAX_ASKING;
-        queue.waiters.insert(ticket, Waiter { costs, deadline, may_ask, wakeup: Arc::clone(&wakeup) });
+        let may_check = !queue.is_closed && queue.waiters.len() < MAX_CHECKING;
+        queue.waiters.insert(ticket, Waiter { costs, deadline, may_check, wakeup: Arc::clone(&wakeup) });
         queue.expect_deadline(deadline);
         drop(table);
         Some(Place { queues: self, key, ticket, deadline, wakeup })
@@ -197,7 +197,7 @@ impl WaitQueues {
 }
 
 impl Table {
-    /// Removes a waiter, and lets the next ones ask. `hits` remain after a check that was allowed.
+    /// Removes a waiter, and lets the next ones check. `hits` remain after a check that was allowed.
     fn remove(&mut self, key: &QueueKey, ticket: u64, hits: Option<u64>) {
         let Some(queue) = self.queues.get_mut(key) else {
             return;
@@ -265,20 +265,20 @@ impl Queue {
         };
         let deadline = waiter.deadline;
         let Some(denial) = self.current_denial() else {
-            if is_first || waiter.may_ask {
+            if is_first || waiter.may_check {
                 self.is_woken &= !is_first;
                 return Step::Ask;
             }
             return self.wait_until(deadline, now);
         };
-        if is_first && denial.ask_at <= now {
+        if is_first && denial.check_at <= now {
             self.is_woken = false;
             return Step::Ask;
         }
         if denial.not_before > deadline {
             return Step::GiveUp(Some(denial.verdict_at(now)));
         }
-        let until = if is_first { denial.ask_at.min(deadline) } else { deadline };
+        let until = if is_first { denial.check_at.min(deadline) } else { deadline };
         self.wait_until(until, now)
     }
 
@@ -289,21 +289,21 @@ impl Queue {
         Step::GiveUp(self.denial.as_ref().map(|denial| denial.verdict_at(now)))
     }
 
-    /// Lets the first waiter ask, and those behind it for which `hits` are enough.
+    /// Lets the first waiter check, and those behind it for which `hits` are enough.
     fn admit(&mut self, hits: u64) {
         self.invalidate_denial();
         self.poll = Duration::ZERO;
         let mut hits = hits;
         let mut admitted = 0;
-        for waiter in self.waiters.values_mut().take(MAX_ASKING) {
+        for waiter in self.waiters.values_mut().take(MAX_CHECKING) {
             let cost = waiter.cost();
             if admitted > 0 && cost > hits {
                 break;
             }
             hits = hits.saturating_sub(cost);
             admitted += 1;
-            if !waiter.may_ask {
-                waiter.may_ask = true;
+            if !waiter.may_check {
+                waiter.may_check = true;
                 waiter.wakeup.notify_one();
             }
         }
@@ -325,28 +325,28 @@ impl Queue {
         let remaining = deadline.saturating_duration_since(now);
         let next = if remaining.is_zero() || retry.certain > remaining { Next::Return } else { Next::Wait };
         self.is_closed = true;
-        for other in self.waiters.values_mut().take(MAX_ASKING) {
-            other.may_ask = false;
+        for other in self.waiters.values_mut().take(MAX_CHECKING) {
+            other.may_check = false;
         }
-        // The first waiter has asked as well, or asks now.
+        // The first waiter has checked as well, or checks now.
         if !is_first {
             return next;
         }
         let not_before = now.checked_add(retry.certain).unwrap_or(now + LONGEST_WAIT);
         let pause = self.pause(retry);
-        let mut ask_at = now.checked_add(pause).unwrap_or(not_before);
+        let mut check_at = now.checked_add(pause).unwrap_or(not_before);
         if retry.slot_ends.is_some() && next == Next::Wait {
-            ask_at = ask_at.min(deadline);
+            check_at = check_at.min(deadline);
         }
         // The service may have decided before the hits or slots became available.
         let is_current = !std::mem::take(&mut self.is_woken);
         self.denial =
-            Some(Denial { verdict: verdict.clone(), costs, received_at: now, ask_at, not_before, is_current });
+            Some(Denial { verdict: verdict.clone(), costs, received_at: now, check_at, not_before, is_current });
         self.notify_hopeless(not_before);
         next
     }
 
-    /// Returns the pause before the first waiter asks again.
+    /// Returns the pause before the first waiter checks again.
     fn pause(&mut self, retry: Retry) -> Duration {
         let Some(slot_ends) = retry.slot_ends else {
             return retry.certain.max(MIN_PAUSE);
@@ -433,12 +433,12 @@ impl Place<'_> {
         self.deadline
     }
 
-    /// Waits until it is this waiter's turn to ask. Returns a denial if its turn does not come before its deadline.
+    /// Waits until it is this waiter's turn to check. Returns a denial if its turn does not come before its deadline.
     pub(crate) async fn turn(&self) -> Option<Box<Verdict>> {
         loop {
             let until = match self.step() {
                 Step::Ask => return None,
-                // Without a denial, the waiters before this one have not been answered yet. It asks a last time.
+                // Without a denial, the waiters before this one have not been answered yet. It checks a last time.
                 Step::GiveUp(denial) => return denial,
                 Step::SleepUntil(until) => until,
             };

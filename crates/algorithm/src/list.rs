@@ -41,114 +41,114 @@ macro_rules! algorithms {
                 [$(matches!(self, Self::$limiter(_))),+].iter().position(|is| *is).unwrap_or_default()
             }
 
-            /// See [`CounterProgram::TAG`].
+            /// Returns the prefix that separates its counters from those of other programs ([`CounterProgram::TAG`]).
             #[must_use]
             pub fn tag(&self) -> &'static str {
                 match self { $(Self::$limiter(_) => $limiter::TAG),+ }
             }
 
-            /// See [`Limiter::NAME`].
+            /// Returns the name of the algorithm ([`Limiter::NAME`]).
             #[must_use]
             pub fn name(&self) -> &'static str {
                 match self { $(Self::$limiter(_) => $limiter::NAME),+ }
             }
 
-            /// See [`Limiter::spec`].
+            /// Returns the parameters from which it is built again ([`Limiter::spec`]).
             #[must_use]
             pub fn spec(&self) -> Option<LimitSpec> {
                 match self { $(Self::$limiter(limiter) => limiter.spec()),+ }
             }
 
-            /// See [`CounterProgram::arguments`].
+            /// Returns the numbers that its script receives ([`CounterProgram::arguments`]).
             #[must_use]
             pub fn arguments(&self, operation: Operation) -> Arguments {
                 match self { $(Self::$limiter(limiter) => limiter.arguments(operation)),+ }
             }
 
-            /// See [`Limiter::scope`].
+            /// Returns a further part of its counters' names ([`Limiter::scope`]).
             #[must_use]
             pub fn scope(&self) -> Option<u64> {
                 match self { $(Self::$limiter(limiter) => limiter.scope()),+ }
             }
 
-            /// See [`Limiter::with_context`].
+            /// Returns the algorithm for one caller ([`Limiter::with_context`]).
             #[must_use]
             pub fn with_context(self, context: RequestContext) -> Self {
                 match self { $(Self::$limiter(limiter) => limiter.with_context(context).into()),+ }
             }
 
-            /// See [`Limiter::depends_on_entity`].
+            /// Returns whether windows of different entities begin at different times ([`Limiter::depends_on_entity`]).
             #[must_use]
             pub fn depends_on_entity(&self) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.depends_on_entity()),+ }
             }
 
-            /// See [`CounterProgram::step`].
+            /// Changes the state, and returns whether the cost is allowed ([`CounterProgram::step`]).
             pub fn step(&self, state: &mut State, operation: Operation) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.step(state, operation)),+ }
             }
 
-            /// See [`CounterProgram::explain`].
+            /// Computes the decision from the state after a step ([`CounterProgram::explain`]).
             #[must_use]
             pub fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
                 match self { $(Self::$limiter(limiter) => limiter.explain(state, operation, allowed)),+ }
             }
 
-            /// See [`CounterProgram::counts_denied`].
+            /// Returns whether a denied take counts as well ([`CounterProgram::counts_denied`]).
             #[must_use]
             pub fn counts_denied(&self) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.counts_denied()),+ }
             }
 
-            /// See [`CounterProgram::denial_counts`].
+            /// Returns whether a denial must not be cached ([`CounterProgram::denial_counts`]).
             #[must_use]
             pub fn denial_counts(&self, state: &State, now: Micros) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.denial_counts(state, now)),+ }
             }
 
-            /// See [`Limiter::leasing`].
+            /// Returns the program that takes leases ([`Limiter::leasing`]).
             #[must_use]
             pub fn leasing(&self) -> Option<Program> {
                 match self { $(Self::$limiter(limiter) => limiter.leasing()),+ }
             }
 
-            /// See [`CounterProgram::lease_ends`].
+            /// Returns the end of the lease that was taken at `counted` ([`CounterProgram::lease_ends`]).
             #[must_use]
             pub fn lease_ends(&self, state: &State, counted: Micros) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.lease_ends(state, counted)),+ }
             }
 
-            /// See [`CounterProgram::lease_lifetime`].
+            /// Returns the minimum lifetime of a lease ([`CounterProgram::lease_lifetime`]).
             #[must_use]
             pub fn lease_lifetime(&self) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.lease_lifetime()),+ }
             }
 
-            /// See [`Limiter::recording`].
+            /// Returns the algorithm that counts hits which were allowed elsewhere ([`Limiter::recording`]).
             #[must_use]
             pub fn recording(&self) -> Algorithm {
                 match self { $(Self::$limiter(limiter) => limiter.recording()),+ }
             }
 
-            /// See [`Limiter::has_expired`].
+            /// Returns whether hits counted at `counted` no longer count ([`Limiter::has_expired`]).
             #[must_use]
             pub fn has_expired(&self, counted: Micros, now: Micros) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.has_expired(counted, now)),+ }
             }
 
-            /// See [`Limiter::is_ahead`].
+            /// Returns whether the state contains hits of times after `now` ([`Limiter::is_ahead`]).
             #[must_use]
             pub fn is_ahead(&self, state: &State, now: Micros) -> bool {
                 match self { $(Self::$limiter(limiter) => limiter.is_ahead(state, now)),+ }
             }
 
-            /// See [`Limiter::parts`].
+            /// Returns the hits that the state contains, with their times ([`Limiter::parts`]).
             #[must_use]
             pub fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
                 match self { $(Self::$limiter(limiter) => limiter.parts(state, now)),+ }
             }
 
-            /// See [`CounterProgram::expires`].
+            /// Returns the instant from which the state means nothing ([`CounterProgram::expires`]).
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.expires(state, now)),+ }

@@ -1,4 +1,5 @@
--- Helpers that several scripts call. Numbers are doubles, which are exact integers up to 2^53; all values stay below.
+-- Helpers that several scripts call. Numbers are doubles, which are exact integers up to 2^53. All values stay
+-- below, because Rust bounds every cost and time (MAX_NUMBER). Tests compare both languages (tests/algorithms).
 local TAKE, PEEK, REFUND, ROLL_BACK = 0, 1, 2, 3
 local MAX = 9007199254740991
 -- A class of a shared capacity is encoded as one number: its minimum times this factor, plus its maximum.

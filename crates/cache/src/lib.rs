@@ -121,7 +121,7 @@ impl<V: Expiring> SetAssociativeCache<V> {
         self.tags[index].load(Relaxed).to_le_bytes().contains(&tag(identity))
     }
 
-    /// Updates the tags of a set. The caller holds its lock, so there is no other writer.
+    /// Writes the tags of a set: one byte of each identity, which lookups read without the lock. The caller holds the lock.
     fn write_tags(&self, index: usize, set: &Set<V>) {
         let tags = set.0.each_ref().map(|entry| match entry {
             Some(entry) => tag(entry.identity),

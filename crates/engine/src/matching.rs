@@ -434,7 +434,7 @@ impl<S> Engine<S> {
         rule
     }
 
-    /// Returns the limit that applies to a descriptor: that of an override, of the request, or of the rule.
+    /// Returns the limit of the override, else of the request, else of the rule; or that there is no rule or no limit.
     fn match_found<'s>(
         &self,
         snapshot: &'s Snapshot,

@@ -799,7 +799,7 @@ descriptors:
 /// Decides a hit of `key`, and returns whether it is allowed, the remaining hits and the seconds until a retry.
 fn hit_at(engine: &MemoryEngine, key: &str, second: u64) -> (bool, u32, Option<u64>) {
     let verdict = decide_at(engine, &[one(key, 1)], second);
-    let wait = verdict.retry_after().map(|wait| wait.ceil_secs());
+    let wait = verdict.retry_after().map(Micros::ceil_secs);
     (!verdict.is_denied(), verdict.statuses[0].remaining, wait)
 }
 

@@ -57,11 +57,11 @@ pub struct Group {
     pub keys: Arc<[String]>,
     /// Whether the rules did not have the domain.
     pub is_unknown_domain: bool,
-    /// Number of descriptors since the start of the process.
+    /// Number of descriptors of this group since the start of the process.
     pub total: u64,
-    /// Time of the first descriptor.
+    /// Time at which a descriptor of this group was first received.
     pub first: Micros,
-    /// Time of the latest descriptor.
+    /// Time at which a descriptor of this group was last received.
     pub latest: Micros,
     minutes: [MinuteCount; MINUTES],
 }
@@ -98,7 +98,7 @@ impl Group {
         self.latest = self.latest.max(now);
     }
 
-    /// Returns the number of descriptors in the current minute and the four before it.
+    /// Returns how many descriptors of this group had no rule in the current minute and the four before it.
     #[must_use]
     pub fn recent(&self, now: Micros) -> u64 {
         let minute = now.get() / MINUTE.get();

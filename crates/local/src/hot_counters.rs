@@ -1,7 +1,8 @@
 //! [`HotCounters`]: an approximate request rate per counter, used to decide which counters are worth leasing.
 //!
 //! A counter that is used once must cost almost nothing, so there is no entry per counter: its hash selects one of
-//! 16,384 words. Counters that share a word are counted together, so a cold counter can be mistaken for a hot one.
+//! 16,384 words. Counters that share a word are counted together, so a cold counter can be mistaken for a hot one. `leases`
+//! has the rate from which a counter is hot.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},

@@ -26,7 +26,7 @@ use super::{Metrics, Redis, Settings, Setup, TimeSource};
 
 /// Time after which the server or a client counts as hung.
 const DEADLINE: Duration = Duration::from_secs(20);
-/// Number of arguments of `EVAL` with itself, the script, the number of keys, and four keys.
+/// Index behind the keys in the words of a call: `EVAL`, the script, the number of keys, and four keys.
 const KEYS_END: usize = 7;
 /// The reply to a call that fails.
 const FAILURE: &[u8] = b"-ERR dropped\r\n";

@@ -12,9 +12,9 @@ pub(crate) enum Failure {
     Io,
     /// TLS cannot be established: only one side uses it, or one does not trust the other's certificate.
     Tls,
-    /// The server did not answer within the deadline.
+    /// The server did not answer within the deadline. Hits of the call may have been counted, and it is not repeated.
     Timeout,
-    /// The reply violates Redis' protocol, or is not in the script's format.
+    /// The reply is not valid in Redis' protocol, or is not what the script of this service returns.
     InvalidReply,
     /// The server is loading its data set.
     Loading,

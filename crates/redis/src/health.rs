@@ -16,7 +16,7 @@ use super::failure::Failure;
 /// Minimum time between two log messages about outages of one server.
 const MIN_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// State of the servers that workers use.
+/// Which servers are available, and the failures that were counted and logged.
 pub struct Health {
     servers: Mutex<BTreeMap<Arc<str>, Server>>,
     failures: [Counter; Failure::ALL.len()],

@@ -131,10 +131,10 @@ pub enum ChangeError {
     #[error("the overrides have reached their maximum of 128 MiB; remove some, or use Redis as the store")]
     Full,
     /// Redis cannot be reached, or it rejected the change.
-    #[error("overrides cannot be stored in Redis")]
+    #[error("overrides cannot be stored in Redis; look whether the change was made before you repeat it")]
     Store(#[from] StoreError),
     /// The journal cannot be written.
-    #[error("overrides cannot be stored in the journal")]
+    #[error("overrides cannot be stored in the journal, so the change is not in force")]
     Journal(#[from] JournalError),
 }
 

@@ -336,8 +336,8 @@ impl QuotaSession {
                 domain = &*self.domain,
                 max = self.quotas.settings.max_buckets,
                 buckets = self.buckets.len(),
-                "a quota stream has as many buckets as quotas.max_buckets leaves to it; denying the requests of others, which \
-                 sluicegate_quota_rejected_buckets_total counts"
+                "no room for further buckets of a quota stream, so their requests are denied, and \
+                 sluicegate_quota_rejected_buckets_total counts them; increase quotas.max_buckets, or send fewer descriptors"
             );
         }
         for (index, Usage { bucket, descriptor, .. }) in usages.into_iter().enumerate() {

@@ -19,7 +19,8 @@ struct Copied {
     /// The positions of the instance, for each origin.
     positions: Vec<(u64, u64)>,
     counters: usize,
-    is_same_clock: bool,
+    /// Whether the clock of the instance is right, unless no page has arrived.
+    is_same_clock: Option<bool>,
     /// Whether all pages were received.
     is_complete: bool,
 }
@@ -52,16 +53,19 @@ impl Follower {
             }
             // The hits of other instances may be missing in it: they are copied from another one.
             positions.retain(|(epoch, _)| *epoch == origin);
-            tracing::warn!(peer = %self.address, counters, "the copy of a peer's counters is incomplete after 10 s");
         }
         self.context.peers.continue_from(origin, &positions, now);
-        if is_same_clock {
-            tracing::info!(peer = %self.address, counters, "counters copied from a peer");
-        } else {
-            tracing::warn!(
+        match is_same_clock {
+            Some(false) => tracing::warn!(
                 peer = %self.address,
                 "the clock of a peer differs by more than 30 s: its counters were not copied, only new hits are received"
-            );
+            ),
+            Some(true) if is_complete => tracing::info!(peer = %self.address, counters, "counters copied from a peer"),
+            Some(true) | None => tracing::warn!(
+                peer = %self.address,
+                counters,
+                "received only a part of a peer's counters within 10 s; copying from another peer"
+            ),
         }
         Ok(is_complete)
     }
@@ -75,16 +79,17 @@ impl Follower {
             pages_received += 1;
             if page.now_us > 0 {
                 copied.positions = page.positions.iter().map(|one| (one.origin, one.sequence)).collect();
-                copied.is_same_clock = clock.now().get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get();
+                copied.is_same_clock = Some(clock.now().get().abs_diff(page.now_us) <= MAX_CLOCK_DIFFERENCE.get());
             }
             if page.counters.is_empty() && pages_received > 1 {
                 return Err(Violation::Copy.into());
             }
             copied.counters += page.counters.len();
             if copied.counters > peers.max_counters() {
+                // An instance has at most this number, unless it lies.
                 return Ok(());
             }
-            if copied.is_same_clock {
+            if copied.is_same_clock == Some(true) {
                 peers.insert_copies(message::decode_copies(&page.counters), clock.now());
             }
             tokio::task::yield_now().await;

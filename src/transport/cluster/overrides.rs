@@ -157,7 +157,7 @@ impl OverridesFollower {
                 tracing::warn!(
                     peer = %self.address,
                     reason,
-                    "cannot store the overrides of a peer, and tries it again; its hits are counted"
+                    "cannot store the overrides of a peer; trying again, and its hits are counted meanwhile"
                 );
             }
         } else {

@@ -3,7 +3,7 @@
 //! Otherwise a caller could make the crate `h2` store memory that no budget counts:
 //!
 //! - responses, by never reading its socket. Flow control of HTTP/2 does not prevent this: the caller can announce
-//!   windows of any size.
+//!   windows of any size. A call whose response is not read ends after `grpc.send_timeout` (`http2.rs`).
 //! - the headers of calls that are not accepted yet, which decompress to a hundred times their size.
 
 use std::{

@@ -198,6 +198,7 @@ impl Overrides {
     }
 }
 
+/// Returns whether an override has not expired.
 fn is_active(entity: &Entity, now: Micros) -> bool {
     entity.until == 0 || u64::from(entity.until) > now.floor_secs()
 }

@@ -173,7 +173,7 @@ pub(super) struct Sketch {
     positions: HashMap<Arc<str>, usize>,
     /// The most that an entity without an entry may have had.
     missed: Numbers,
-    /// Sum of the lengths of the keys.
+    /// Total length of the entities' names, in bytes.
     name_bytes: usize,
     /// One in this many requests is counted.
     pub(super) sampling_interval: u32,

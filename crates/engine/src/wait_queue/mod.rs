@@ -77,8 +77,8 @@ struct Place<'q> {
     ticket: u64,
 }
 
-/// The current step of a waiting thread.
-enum Step {
+/// What a waiting thread does next.
+enum Turn {
     Decide,
     GiveUp(Option<Box<Verdict>>),
     ParkUntil(Duration),
@@ -284,35 +284,35 @@ impl Queue {
     }
 
     /// Returns the current step of the waiter with this ticket.
-    fn step(&mut self, ticket: u64, now: Duration) -> Step {
+    fn next_turn(&mut self, ticket: u64, now: Duration) -> Turn {
         let is_first = self.first_ticket() == Some(ticket);
         let Some(waiter) = self.waiters.get(&ticket) else {
-            return Step::Decide;
+            return Turn::Decide;
         };
         let deadline = waiter.deadline;
         let Some(denial) = self.current_denial() else {
             if is_first {
                 self.is_woken = false;
-                return Step::Decide;
+                return Turn::Decide;
             }
-            return if self.is_closed { self.wait_until(deadline, now) } else { Step::Decide };
+            return if self.is_closed { self.wait_until(deadline, now) } else { Turn::Decide };
         };
         if is_first && denial.decide_at <= now {
             self.is_woken = false;
-            return Step::Decide;
+            return Turn::Decide;
         }
         if denial.not_before > deadline {
-            return Step::GiveUp(Some(Box::new(denial.verdict_at(now))));
+            return Turn::GiveUp(Some(Box::new(denial.verdict_at(now))));
         }
         let until = if is_first { denial.decide_at.min(deadline) } else { deadline };
         self.wait_until(until, now)
     }
 
-    fn wait_until(&self, until: Duration, now: Duration) -> Step {
+    fn wait_until(&self, until: Duration, now: Duration) -> Turn {
         if until > now {
-            return Step::ParkUntil(until);
+            return Turn::ParkUntil(until);
         }
-        Step::GiveUp(self.denial.as_ref().map(|denial| Box::new(denial.verdict_at(now))))
+        Turn::GiveUp(self.denial.as_ref().map(|denial| Box::new(denial.verdict_at(now))))
     }
 
     /// Records a denial of the waiter with this ticket, and returns its next step.
@@ -451,20 +451,20 @@ impl Place<'_> {
     /// Waits until it is this thread's turn to decide. Returns a denial if its turn does not come before its deadline.
     fn turn(&self) -> Option<Verdict> {
         loop {
-            match self.step() {
-                Step::Decide => return None,
+            match self.next_turn() {
+                Turn::Decide => return None,
                 // Without a denial, the thread decides a last time.
-                Step::GiveUp(denial) => return denial.map(|denial| *denial),
-                Step::ParkUntil(until) => self.queues.park_until(until),
+                Turn::GiveUp(denial) => return denial.map(|denial| *denial),
+                Turn::ParkUntil(until) => self.queues.park_until(until),
             }
         }
     }
 
-    fn step(&self) -> Step {
+    fn next_turn(&self) -> Turn {
         let now = self.queues.now();
         match self.queues.table().queues.get_mut(&self.key) {
-            Some(queue) => queue.step(self.ticket, now),
-            None => Step::Decide,
+            Some(queue) => queue.next_turn(self.ticket, now),
+            None => Turn::Decide,
         }
     }
 

@@ -200,7 +200,7 @@ fn a_later_denial_ends_the_wait_of_those_whose_turn_cannot_come_in_time() {
     let second = queues.join(&request, key.clone(), now + SECOND * 59);
     let third = queues.join(&request, key, now + SECOND * 60);
     assert!(first.deny(&denied, queues.now()) == Next::Wait);
-    assert!(matches!(second.step(), Step::GiveUp(Some(_))) && matches!(third.step(), Step::ParkUntil(_)));
+    assert!(matches!(second.next_turn(), Turn::GiveUp(Some(_))) && matches!(third.next_turn(), Turn::ParkUntil(_)));
 }
 
 #[test]
@@ -293,7 +293,7 @@ fn hits_refunded_during_a_decision_are_decided_at_once() {
     let request = request(Some("next"), 1);
     let first = queues.join(&request, key.clone(), Duration::MAX);
     let second = queues.join(&request, key.clone(), Duration::MAX);
-    let decides = |place: &Place<'_>| matches!(place.step(), Step::Decide);
+    let decides = |place: &Place<'_>| matches!(place.next_turn(), Turn::Decide);
     assert!(decides(&first) && decides(&second));
     queues.wake_first(|| key.clone());
     assert!(second.deny(&denied, queues.now()) == Next::Wait && !decides(&second));
@@ -320,7 +320,7 @@ fn a_denial_of_a_large_request_does_not_apply_to_small_ones() {
     let small = queues.join(&request(None, 1), key.clone(), deadline);
     let last = queues.join(&request(None, 1), key, deadline);
     assert!(large.deny(&denied, queues.now()) == Next::Return);
-    assert!(matches!(last.step(), Step::ParkUntil(_)) && matches!(small.step(), Step::Decide));
+    assert!(matches!(last.next_turn(), Turn::ParkUntil(_)) && matches!(small.next_turn(), Turn::Decide));
 }
 
 #[test]
@@ -331,7 +331,7 @@ fn a_queue_opens_if_hits_remain_for_all() {
     let queues = fixture.limiter.wait_queues();
     for (hits, decide) in [(0, [true, false, false]), (1, [true, false, false]), (2, [true, true, true])] {
         let join = || queues.join(&request(None, 1), smallvec::smallvec![7], Duration::MAX);
-        let decides = |place: &Place<'_>| matches!(place.step(), Step::Decide);
+        let decides = |place: &Place<'_>| matches!(place.next_turn(), Turn::Decide);
         let [first, second, third] = [join(), join(), join()];
         assert!(decides(&first) && decides(&second) && decides(&third), "nothing has been denied");
         assert!(first.deny(&denied, queues.now()) == Next::Wait && !decides(&second));
@@ -349,7 +349,7 @@ fn the_thread_that_has_waited_longest_for_one_of_the_counters_is_woken() {
     let queues = fixture.limiter.wait_queues();
     let join = |key: &[u128]| queues.join(&request(None, 1), key.iter().copied().collect(), Duration::MAX);
     let places = [join(&[9]), join(&[5, 1]), join(&[1])];
-    let decides = |place: &Place<'_>| matches!(place.step(), Step::Decide);
+    let decides = |place: &Place<'_>| matches!(place.next_turn(), Turn::Decide);
     for place in &places {
         assert!(place.deny(&denied, queues.now()) == Next::Wait);
     }

@@ -162,7 +162,7 @@ impl EventualCounters {
 }
 
 impl Entry {
-    /// Returns the store call that reports `hits` hits, or reads the counter for 0.
+    /// Returns the store call that adds `hits` to the counter. If `hits` is 0, it only reads the counter.
     fn store_call(&self, hits: u64) -> StoreCall {
         let action = if hits > 0 { Action::Take } else { Action::Peek };
         StoreCall { identity: self.identity, hit: Hit { action, ..Hit::take(self.counter.clone(), hits) } }

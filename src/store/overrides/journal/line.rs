@@ -30,7 +30,7 @@ pub(super) enum Line {
     CopyEnd(CopyRange),
 }
 
-/// The lines of a complete copy at the end of the file.
+/// Position of a complete copy of the shortened journal at the end of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CopyRange {
     /// Offset of the first line.
