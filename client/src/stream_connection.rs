@@ -375,7 +375,7 @@ mod tests {
     /// Decodes a frame that prost encoded, with every field set.
     #[test]
     fn responses_contain_all_fields() {
-        let limit = v1::Limit { requests_per_unit: 5, unit: 7, unit_multiplier: 3, name: "few".into() };
+        let limit = v1::Limit { requests_per_unit: 5, unit: 7, unit_multiplier: 3, name: "few".into(), requests: 0 };
         let full = v1::Status {
             allowed: true,
             limit: Some(limit),

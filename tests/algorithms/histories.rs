@@ -134,8 +134,10 @@ fn uses(kind: AlgorithmKind) -> BoxedStrategy<Program> {
 
 /// Generates limits of one kind, with every keyword that belongs to it.
 fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
-    let requests =
-        prop_oneof![8 => 1_u32..12, 1 => Just(100), 1 => Just(600), 1 => Just(1_000_003), 1 => Just(u32::MAX)];
+    let requests = prop_oneof![
+        8 => 1_u64..12,
+        1 => select(vec![100, 600, 1_000_003, u32::MAX.into(), 4_999_999_999, MAX_NUMBER - 1, MAX_NUMBER]),
+    ];
     let window = select(vec![1_u64, 15, 60, 60, 60, 3_600, 31_536_000]);
     let percent = select(vec![None, None, None, Some(10), Some(50)]);
     let numbers = (requests, window, percent, any::<bool>(), 0_u32..9, 0_u32..9);
@@ -148,7 +150,7 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
                 window: Micros::from_secs(window),
                 buckets: if_chosen("buckets", first > 4).then_some(second + 1),
                 edge: if_chosen("edge", first % 2 == 0).then_some(WindowEdge::Strict),
-                burst: if_chosen("burst", first > 2).then_some(second + 1),
+                burst: if_chosen("burst", first > 2).then_some(u64::from(second) + 1),
                 debt: (kind.name == DebtBucket::NAME).then_some(second + 1),
                 queue: if_chosen("queue", second > 2).then_some(first),
                 warm_up: kind.name.contains("warm_up").then_some(Micros::new(1 + u64::from(second) * 30_000_001)),
@@ -177,7 +179,7 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
 
 /// Adds three or four classes with different minimums. Returns `None` if they do not fit into the capacity.
 fn with_classes(spec: LimitSpec, first: u32, second: u32) -> Option<LimitSpec> {
-    let capacity = spec.requests;
+    let capacity = u32::try_from(spec.requests).ok()?;
     let twentieths = |number: u32| (u64::from(capacity) * u64::from(number) / 20) as u32;
     let mut shares =
         vec![(twentieths(first), twentieths(first) + 1), (twentieths(second), capacity), (0, twentieths(10).max(1))];

@@ -20,7 +20,7 @@ fn accepted(texts: &[&str], options: Options) -> (RuleSet, Vec<String>) {
 }
 
 /// Returns the limit of a descriptor, or `None` if it has none.
-fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u32> {
+fn limit(set: &RuleSet, domain: &str, entries: &[(&str, &str)]) -> Option<u64> {
     let entries = entries.iter().map(|(key, value)| Entry { key, value });
     match set.find(domain, entries) {
         Lookup::Rule(rule, _) => Some(rule.limit.as_ref()?.requests()),
@@ -566,7 +566,7 @@ fn numbers_have_the_values_of_envoyproxy_ratelimit() {
                 continue;
             };
             let (set, warnings) = accepted(&[&text], Options::default());
-            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(*expected), "{number}");
+            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(u64::from(*expected)), "{number}");
             let is_unusual = matches!(*number, "" | "~" | "null" | "Null" | "NULL" | "1.5" | ".5" | "1e-3");
             assert_eq!(warnings.len(), usize::from(is_unusual), "{number}: {warnings:?}");
         }
@@ -578,7 +578,7 @@ fn a_number_with_a_leading_zero_stays_decimal_with_a_warning() {
     for (number, expected) in LEADING_ZEROS {
         for text in files_with_number(number) {
             let (set, warnings) = accepted(&[&text], Options::default());
-            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(*expected), "{number}");
+            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(u64::from(*expected)), "{number}");
             assert_eq!(warnings.len(), 1, "{number}: {warnings:?}");
             let read =
                 format!("is read as {expected}; envoyproxy/ratelimit reads numbers with a leading zero as octal");

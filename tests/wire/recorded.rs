@@ -78,7 +78,8 @@ fn request(recorded: &Recorded) -> Request<'_> {
 }
 
 fn descriptor(recorded: &RecordedDescriptor, hits: u64) -> Descriptor<'_> {
-    let limit = |(requests, unit): &(u32, String)| Limit::new(*requests, Unit::from_name(unit).unwrap(), 1).unwrap();
+    let limit =
+        |(requests, unit): &(u32, String)| Limit::new((*requests).into(), Unit::from_name(unit).unwrap(), 1).unwrap();
     Descriptor {
         entries: recorded.entries.iter().map(|(key, value)| Entry { key, value }).collect(),
         hits: recorded.hits_addend.unwrap_or(hits),
@@ -109,12 +110,12 @@ fn code_name(code: Code) -> String {
 
 fn status(status: &engine::Status) -> RecordedStatus {
     let limit = status.limit.as_ref().map(|limit| {
-        (limit.requests, unit_number(limit.measure), limit.name.as_deref().unwrap_or_default().to_owned())
+        (limit.requests as u32, unit_number(limit.measure), limit.name.as_deref().unwrap_or_default().to_owned())
     });
     RecordedStatus {
         code: code_name(status.code),
         current_limit: limit,
-        limit_remaining: status.remaining,
+        limit_remaining: status.remaining as u32,
         reset_seconds: status.reset_seconds(),
     }
 }

@@ -77,11 +77,11 @@ fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
     let initial = number("initial", 1_000, keywords, input)?;
     let window = *input.choose(&[1, 60, 3_600, 86_400, 366 * 86_400, MAX_PERIOD.get() / 1_000_000])?;
     Ok(LimitSpec {
-        requests: if input.arbitrary()? { input.int_in_range(1..=20)? } else { input.arbitrary()? },
+        requests: requests(input)?,
         window: Micros::from_secs(window),
         buckets,
         edge: if input.arbitrary()? { Some(WindowEdge::Strict) } else { None },
-        burst,
+        burst: burst.map(u64::from),
         debt,
         queue,
         warm_up: if input.arbitrary()? { Some(Micros::new(input.int_in_range(0..=MAX_PERIOD.get())?)) } else { None },
@@ -98,6 +98,15 @@ fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
         initial,
         ..LimitSpec::default()
     })
+}
+
+/// Reads a limit: a small one, one of 32 bits, or a larger one.
+fn requests(input: &mut Unstructured<'_>) -> Result<u64> {
+    if input.arbitrary()? {
+        return input.int_in_range(1..=20);
+    }
+    let requests = u64::from(input.arbitrary::<u32>()?);
+    Ok(if input.ratio(1, 4)? { requests << 21 } else { requests })
 }
 
 /// Reads the number of a keyword, or `None` if the algorithm does not accept the keyword.

@@ -5,7 +5,8 @@ use proptest::{prelude::*, sample::select};
 use sluicegate_calendar::Period;
 
 use super::{
-    adaptive::Adaptive, debt_bucket::DebtBucket, scheduled_window::ScheduledWindow, sliding_window::WindowEdge, *,
+    adaptive::Adaptive, debt_bucket::DebtBucket, fixed_window::FixedWindow, scheduled_window::ScheduledWindow,
+    sliding_window::WindowEdge, *,
 };
 
 const START: u64 = 1_763_672_400_000_000;
@@ -20,7 +21,8 @@ struct TestLimit {
 /// Generates mostly small limits, with which histories reach every edge case. `min_interval` is excluded, because
 /// `remaining` does not take it into account.
 fn test_limits() -> impl Strategy<Value = TestLimit> {
-    let requests = prop_oneof![20 => 1_u32..12, 1 => Just(1_000_003), 1 => Just(4_294_967_291 / 8)];
+    let large = prop_oneof![Just(1_000_003_u64), Just(4_294_967_291 / 8), Just(1_000_000_000_000_037)];
+    let requests = prop_oneof![20 => 1_u64..12, 2 => large];
     let window = select(vec![1_000_000_u64, 7_000_000, 60_000_000]);
     let percent = select(vec![None, Some(50), Some(100)]);
     let parameters = (select(Algorithm::KINDS), requests, window, percent, any::<bool>(), 1_u32..8);
@@ -33,7 +35,7 @@ fn test_limits() -> impl Strategy<Value = TestLimit> {
                 window: Micros::new(window),
                 buckets: accepts("buckets").then_some(other),
                 edge: (accepts("edge") && other % 2 == 0).then_some(WindowEdge::Strict),
-                burst: accepts("burst").then_some(other),
+                burst: accepts("burst").then_some(other.into()),
                 queue: (accepts("queue") && other > 3).then_some(other * 2),
                 warm_up: kind.name.contains("warm_up").then_some(Micros::new(window * 3 + 1)),
                 count_denied: Some(count_denied),
@@ -54,7 +56,8 @@ fn test_limits() -> impl Strategy<Value = TestLimit> {
 }
 
 /// Returns the caller's class, with a minimum and a maximum, and one class with a minimum that nothing uses.
-fn classes(requests: u32) -> Option<Classes> {
+fn classes(requests: u64) -> Option<Classes> {
+    let requests = u32::try_from(requests).ok()?;
     Classes::new(&[(requests / 3, requests.div_ceil(2).max(requests / 3)), (requests / 4, requests)], requests).ok()
 }
 
@@ -62,10 +65,11 @@ impl TestLimit {
     /// Builds the algorithm with `factor` times the requests and the burst; `None` if that is too much.
     fn times(&self, factor: u32) -> Option<Algorithm> {
         let times = |number: u32| number * factor;
+        let times_wide = |number: u64| number * u64::from(factor);
         let LimitSpec { requests, burst, debt, queue, .. } = self.spec;
         let classes = self.spec.classes.map(|classes| classes.times(factor));
-        let (burst, debt, queue) = (burst.map(times), debt.map(times), queue.map(times));
-        let spec = LimitSpec { requests: times(requests), burst, debt, queue, classes, ..self.spec };
+        let (burst, debt, queue) = (burst.map(times_wide), debt.map(times), queue.map(times));
+        let spec = LimitSpec { requests: times_wide(requests), burst, debt, queue, classes, ..self.spec };
         (self.kind.build)(&spec).ok()
     }
 }
@@ -482,7 +486,7 @@ fn every_window_and_bucket_can_be_built_from_its_parameters() {
 fn limits_of(hits: [u64; 4]) -> [Algorithm; 4] {
     let (window, [fixed, sliding, log, slots]) = (Micros::from_secs(60), hits.map(MaxHits::hard));
     [
-        fixed_window::FixedWindow::new(fixed, window, false).unwrap().into(),
+        FixedWindow::new(fixed, window, false).unwrap().into(),
         sliding_window::SlidingWindow::new(sliding, window, 1, WindowEdge::Weighted, false).unwrap().into(),
         sliding_log::SlidingLog::new(log, window, Micros::ZERO, false).unwrap().into(),
         concurrency::Concurrency::new(slots, window).unwrap().into(),
@@ -503,7 +507,7 @@ fn a_limit_of_zero_never_has_more_hits() {
 #[test]
 fn a_cost_above_the_largest_limit_is_denied_and_stays_above_it_in_scripts() {
     let (max_entries, max_slots) = (sliding_log::SlidingLog::MAX_ENTRIES, concurrency::Concurrency::MAX_SLOTS);
-    for limit in limits_of([MaxHits::MAX, MaxHits::MAX, max_entries, max_slots]) {
+    for limit in limits_of([FixedWindow::MAX_HITS, MaxHits::MAX_SHORT, max_entries, max_slots]) {
         let take = Operation { action: Action::Take, cost: u64::MAX, now: Micros::new(START) };
         assert!(!limit.step(&mut State::default(), take), "{limit:?}");
         let names = Algorithm::SCRIPTS[limit.index()].arguments;

@@ -9,7 +9,7 @@ use super::{Algorithm, Classes, MaxHits, Micros, sliding_window::WindowEdge};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LimitSpec {
     /// Hits per window.
-    pub requests: u32,
+    pub requests: u64,
     /// Length of the window.
     pub window: Micros,
     /// When a fixed window begins.
@@ -25,7 +25,7 @@ pub struct LimitSpec {
     /// Weight of the oldest counter of a sliding window.
     pub edge: Option<WindowEdge>,
     /// Hits that a bucket allows at once.
-    pub burst: Option<u32>,
+    pub burst: Option<u64>,
     /// Hits that a bucket may owe.
     pub debt: Option<u32>,
     /// Hits that a leaky bucket may delay.
@@ -90,8 +90,8 @@ impl LimitSpec {
     pub fn divided(&self, parts: u32) -> Self {
         let parts = parts.max(1);
         Self {
-            requests: self.requests.div_ceil(parts),
-            burst: self.burst.map(|burst| burst.div_ceil(parts)),
+            requests: self.requests.div_ceil(parts.into()),
+            burst: self.burst.map(|burst| burst.div_ceil(parts.into())),
             debt: self.debt.map(|debt| debt.div_ceil(parts)),
             queue: self.queue.map(|queue| queue.div_ceil(parts)),
             floor: self.floor.map(|floor| floor.div_ceil(parts)),
@@ -108,11 +108,26 @@ impl LimitSpec {
     }
 
     /// Returns the burst, by default the hits per window.
-    pub(super) fn burst(&self) -> Result<u32, InvalidLimit> {
+    pub(super) fn burst(&self) -> Result<u64, InvalidLimit> {
         match self.burst.unwrap_or(self.requests) {
             0 => Err(InvalidLimit { keyword: "burst", reason: "burst must be at least 1" }),
             burst => Ok(burst),
         }
+    }
+
+    /// Returns the hits per window for an algorithm that cannot hold more than 32 bits.
+    pub(super) fn short_requests(&self) -> Result<u32, InvalidLimit> {
+        u32::try_from(self.requests).map_err(|_| InvalidLimit {
+            keyword: "requests_per_unit",
+            reason: "limits above 4294967295 are only possible with fixed_window",
+        })
+    }
+
+    /// Returns the burst for an algorithm that cannot hold more than 32 bits.
+    pub(super) fn short_burst(&self) -> Result<u32, InvalidLimit> {
+        self.short_requests()?;
+        u32::try_from(self.burst()?)
+            .map_err(|_| InvalidLimit { keyword: "burst", reason: "burst must be at most 4294967295" })
     }
 }
 

@@ -1,6 +1,8 @@
 //! [`MaxHits`]: a limit in hits, with the hits that a soft limit allows in addition. The hits of one request are bounded by
 //! [`bound_hits`](super::bound_hits).
 
+use super::MAX_NUMBER;
+
 /// A limit in hits, and the ceiling up to which a soft limit allows more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MaxHits {
@@ -9,9 +11,10 @@ pub struct MaxHits {
 }
 
 impl MaxHits {
-    /// Largest limit, including the part above a soft limit: the largest number that a counter can distinguish from
-    /// more.
-    pub const MAX: u64 = 4_999_999_998;
+    /// Largest limit, including the part above a soft limit.
+    pub const MAX: u64 = MAX_NUMBER;
+    /// Largest limit of algorithms whose states have short counts or fractions, including the part above a soft limit.
+    pub const MAX_SHORT: u64 = 4_999_999_998;
 
     /// Creates a limit that allows exactly `limit` hits.
     #[must_use]
@@ -23,8 +26,16 @@ impl MaxHits {
     #[must_use]
     pub const fn soft(limit: u64, percent: u32) -> Self {
         let limit = if limit < Self::MAX { limit } else { Self::MAX };
-        let ceiling = limit + limit / 100 * percent as u64 + limit % 100 * percent as u64 / 100;
+        let percent = percent as u64;
+        let extra = (limit / 100).saturating_mul(percent).saturating_add(limit % 100 * percent / 100);
+        let ceiling = limit.saturating_add(extra);
         Self { limit, ceiling: if ceiling < Self::MAX { ceiling } else { Self::MAX } }
+    }
+
+    /// Returns the same limit if an algorithm with short counts can hold it, or else the largest one that it can hold.
+    #[must_use]
+    pub(super) fn short(self) -> Self {
+        Self { limit: self.limit.min(Self::MAX_SHORT), ceiling: self.ceiling.min(Self::MAX_SHORT) }
     }
 
     /// Returns a percentage with which [`Self::soft`] makes the same ceiling; `None` if the limit is hard.
@@ -50,5 +61,31 @@ impl MaxHits {
     #[must_use]
     pub const fn remaining(self, used: u64) -> u64 {
         self.limit.saturating_sub(used)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_soft_part_is_exact_up_to_the_largest_number() {
+        for (limit, percent, expected) in [
+            (10, 25, 12),
+            (4_999_999_998, 1, 5_049_999_997),
+            (8_000_000_000_000_000, 10, 8_800_000_000_000_000),
+            (8_000_000_000_000_000, 20, MAX_NUMBER),
+            (MAX_NUMBER, u32::MAX, MAX_NUMBER),
+            (u64::MAX, 0, MAX_NUMBER),
+        ] {
+            let max_hits = MaxHits::soft(limit, percent);
+            assert_eq!(
+                (max_hits.limit(), max_hits.ceiling()),
+                (limit.min(MAX_NUMBER), expected),
+                "{limit} + {percent}%"
+            );
+            let same = MaxHits::soft(limit, max_hits.percent().unwrap_or_default());
+            assert_eq!(same, max_hits);
+        }
     }
 }

@@ -148,7 +148,11 @@ fn requested_limit(text: &str) -> anyhow::Result<RateLimitOverride> {
         Unit::Week => bail!("the protocol has no requested limits per week"),
     };
     let unit_multiplier = if multiplier == 1 { None } else { Some(multiplier) };
-    Ok(RateLimitOverride { requests_per_unit: limit.limit.requests(), unit: unit.into(), unit_multiplier })
+    let requests = limit.limit.requests();
+    let Ok(requests_per_unit) = u32::try_from(requests) else {
+        bail!("the protocol has limits of a request up to 4294967295, not {requests}");
+    };
+    Ok(RateLimitOverride { requests_per_unit, unit: unit.into(), unit_multiplier })
 }
 
 /// Returns the message about a limit that the protocol cannot express.

@@ -479,14 +479,14 @@ impl<S> Engine<S> {
         let (elastic_quota, _) = applied.limit.policy();
         let extra = elastic_quota.saturating_sub(limit.quota);
         if let Some(requests) = decision.limit {
-            limit.requests = requests;
+            limit.requests = requests.into();
             limit.quota = requests.into();
         }
         let mut status = Status {
             code: if decision.allowed || shadow { Code::Ok } else { Code::OverLimit },
             shed: applied.sheds(&decision),
             elastic: extra > 0 && decision.allowed && decision.used > limit.quota,
-            remaining: u32::try_from(decision.remaining.saturating_sub(extra)).unwrap_or(u32::MAX),
+            remaining: decision.remaining.saturating_sub(extra),
             limit: Some(limit),
             reset: Some(decision.reset),
             next: decision.next,

@@ -74,7 +74,7 @@ fn tightest_limit(status: &Status) -> String {
         _ => status.next,
     };
     let seconds = until_more.ceil_secs().max(u64::from(status.is_over()));
-    response_headers::rate_limit(name, status.remaining.into(), Some(seconds))
+    response_headers::rate_limit(name, status.remaining, Some(seconds))
 }
 
 /// Returns the name of a limit's policy.

@@ -46,7 +46,7 @@ fn decide_one(engine: &MemoryEngine, descriptor: Descriptor<'_>) -> Status {
 }
 
 /// Returns whether each descriptor is allowed, and its remaining hits.
-fn statuses(verdict: &Verdict) -> Vec<(bool, u32)> {
+fn statuses(verdict: &Verdict) -> Vec<(bool, u64)> {
     verdict.statuses.iter().map(|status| (!status.is_over(), status.remaining)).collect()
 }
 
@@ -556,7 +556,7 @@ descriptors:
 ";
 
 /// Returns the names and remaining hits of all limits of a descriptor, that of its status first.
-fn remaining(status: &Status) -> Vec<(&str, u32)> {
+fn remaining(status: &Status) -> Vec<(&str, u64)> {
     let statuses = std::iter::once(status).chain(&status.others);
     statuses
         .map(|status| {
@@ -645,7 +645,7 @@ fn an_override_replaces_one_of_several_limits_or_all() {
     );
     assert_eq!(remaining(&peek("named")), [("", 2), ("per_day", 50), ("per_month", 100)]);
     assert_eq!(remaining(&peek("all")), [("", 7)]);
-    assert_eq!(remaining(&peek("free")), [("", 2), ("", u32::MAX), ("per_month", 100)]);
+    assert_eq!(remaining(&peek("free")), [("", 2), ("", u32::MAX.into()), ("per_month", 100)]);
     assert_eq!(remaining(&peek("unknown")), [("", 2), ("per_day", 3), ("per_month", 100)]);
     let blocked = decide_at(&engine, &[descriptor(&[("user", "blocked")], 1)], 0);
     assert!(blocked.is_denied());
@@ -797,7 +797,7 @@ descriptors:
 ";
 
 /// Decides a hit of `key`, and returns whether it is allowed, the remaining hits and the seconds until a retry.
-fn hit_at(engine: &MemoryEngine, key: &str, second: u64) -> (bool, u32, Option<u64>) {
+fn hit_at(engine: &MemoryEngine, key: &str, second: u64) -> (bool, u64, Option<u64>) {
     let verdict = decide_at(engine, &[one(key, 1)], second);
     let wait = verdict.retry_after().map(Micros::ceil_secs);
     (!verdict.is_denied(), verdict.statuses[0].remaining, wait)
@@ -879,4 +879,17 @@ fn under_charge_all_two_descriptors_of_one_entity_have_one_penalty() {
     let denied = decide_at(&engine, &[one("login", 1), one("user", 1)], 2);
     assert_eq!(statuses(&denied), [(false, 0), (true, 100)], "nothing is taken");
     assert_eq!(denied.retry_after(), Some(Micros::from_secs(599)));
+}
+
+#[test]
+fn large_limits_are_exact() {
+    let engine = engine(
+        "domain: api\ndescriptors:\n- {key: budget, rate_limit: {unit: month, requests_per_unit: 9007199254740991}}\n",
+    );
+    let remaining = |hits| decide_one(&engine, one("budget", hits)).remaining;
+    assert_eq!(remaining(1), 9_007_199_254_740_990);
+    assert_eq!(remaining(9_007_199_254_740_989), 1);
+    assert_eq!(decide_one(&engine, one("budget", 2)).code, Code::OverLimit);
+    let binding = decide(&engine, &[one("budget", 0)]).binding().unwrap();
+    assert_eq!((binding.limit, binding.remaining), (9_007_199_254_740_991, 0));
 }

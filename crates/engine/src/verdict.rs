@@ -42,7 +42,7 @@ impl OverrideKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CurrentLimit {
     /// Number of requests allowed per window, or at the same time.
-    pub requests: u32,
+    pub requests: u64,
     /// Whether `requests` is per window or at the same time.
     pub measure: Measure,
     /// The name that the rule gives it.
@@ -76,8 +76,8 @@ pub struct Status {
     pub code: Code,
     /// The limit that applied; `None` if nothing is counted.
     pub limit: Option<CurrentLimit>,
-    /// Hits that would still be allowed; `u32::MAX` for an unlimited rule.
-    pub remaining: u32,
+    /// Hits that would still be allowed; `u32::MAX` for an unlimited rule, as in the protocol.
+    pub remaining: u64,
     /// Time until the full limit is available again.
     pub reset: Option<Micros>,
     /// Time until more hits remain than now.
@@ -119,9 +119,9 @@ impl Status {
     /// The status of a descriptor for which nothing is counted.
     pub const NO_LIMIT: Self = Self::without_limit(0, false);
     /// The status of a descriptor with an unlimited rule.
-    pub const UNLIMITED: Self = Self::without_limit(u32::MAX, true);
+    pub const UNLIMITED: Self = Self::without_limit(u32::MAX as u64, true);
 
-    const fn without_limit(remaining: u32, unlimited: bool) -> Self {
+    const fn without_limit(remaining: u64, unlimited: bool) -> Self {
         Self {
             code: Code::Ok,
             limit: None,
@@ -195,7 +195,7 @@ impl Status {
     /// Returns the remaining part of the limit, infinite if nothing is counted.
     fn part_per_quota(&self) -> f64 {
         match &self.limit {
-            Some(limit) if !self.unlimited => f64::from(self.remaining) / limit.quota.max(1) as f64,
+            Some(limit) if !self.unlimited => self.remaining as f64 / limit.quota.max(1) as f64,
             _ => f64::INFINITY,
         }
     }
@@ -241,9 +241,9 @@ pub struct Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
     /// Requests per unit.
-    pub limit: u32,
+    pub limit: u64,
     /// Hits that would still be allowed.
-    pub remaining: u32,
+    pub remaining: u64,
     /// Reset time in whole seconds: see [`Status::reset_seconds`].
     pub reset_seconds: u64,
 }
@@ -280,7 +280,7 @@ impl Verdict {
         if denied.is_some() {
             return denied;
         }
-        let limited = self.statuses.iter().filter(|status| status.limit.is_some() && status.remaining < u32::MAX);
+        let limited = self.statuses.iter().filter(|status| status.limit.is_some());
         limited.min_by_key(|status| status.remaining)
     }
 
@@ -359,7 +359,7 @@ mod tests {
 
     use super::*;
 
-    fn status(code: Code, quota: bool, remaining: u32) -> Status {
+    fn status(code: Code, quota: bool, remaining: u64) -> Status {
         let limit = Limit::new(100 + remaining, Unit::Minute, 1).unwrap();
         let limit = Some(CurrentLimit::new(&limit, None, None));
         Status { code, limit, remaining, reset: Some(Micros::new(1)), quota, ..Status::NO_LIMIT }
@@ -431,8 +431,7 @@ mod tests {
         assert_eq!(limit(vec![status(Ok, false, 5), status(Ok, false, 3), status(Ok, false, 9)]), Some((103, 1)));
         assert_eq!(limit(vec![status(Over, false, 2), status(Over, false, 7), status(Ok, false, 1)]), Some((107, 1)));
         assert_eq!(limit(vec![status(Over, true, 4), status(Ok, false, 1)]), Some((101, 1)));
-        // `u32::MAX` means unlimited or a number that does not fit, so it is not reported.
-        assert_eq!(limit(vec![Status { remaining: u32::MAX, ..status(Ok, false, 1) }]), None);
+        assert_eq!(limit(vec![Status::UNLIMITED, status(Ok, false, 5_000_000_000)]), Some((5_000_000_100, 1)));
     }
 
     #[test]

@@ -91,7 +91,7 @@ struct Compiler {
     /// The file that defined each domain first.
     first_file: HashMap<String, Arc<str>>,
     /// Limits by requests and window, so that equal limits share memory.
-    limits: HashMap<(u32, Micros), Vec<Arc<Limit>>>,
+    limits: HashMap<(u64, Micros), Vec<Arc<Limit>>>,
     /// Keys and labels, which are shared because many levels have the same ones.
     interned: HashSet<Arc<str>>,
     /// The names in all `replaces`.

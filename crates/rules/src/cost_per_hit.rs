@@ -8,9 +8,9 @@ pub struct CostPerHit {
     /// Key of the entry that selects the factor; `None` if all requests have the same one.
     pub(crate) key: Option<Box<str>>,
     /// Factors by the value of the entry.
-    pub(crate) values: HashMap<Box<str>, u32>,
+    pub(crate) values: HashMap<Box<str>, u64>,
     /// Factor of other values, and of requests without the entry.
-    pub(crate) default: u32,
+    pub(crate) default: u64,
 }
 
 impl CostPerHit {
@@ -18,6 +18,6 @@ impl CostPerHit {
     #[must_use]
     pub fn of(&self, value: Option<&str>) -> u64 {
         let known = value.and_then(|value| self.values.get(value));
-        known.copied().unwrap_or(self.default).into()
+        known.copied().unwrap_or(self.default)
     }
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use sluicegate_algorithm::{Algorithm, Consistency};
+use sluicegate_algorithm::{Algorithm, Consistency, MAX_NUMBER};
 
 use super::limit::{FailurePolicy, Limit, Unit};
 
@@ -76,15 +76,16 @@ impl CustomLimit {
 }
 
 /// Parses the short form `500/minute` into a number of requests and a unit.
-pub(super) fn parse_shorthand(text: &str) -> Option<(u32, Unit)> {
+pub(super) fn parse_shorthand(text: &str) -> Option<(u64, Unit)> {
     let (requests, unit) = text.split_once('/')?;
     Some((parse_number(requests)?, Unit::from_name(unit.trim())?))
 }
 
 /// Parses a number with or without separators of thousands.
-fn parse_number(text: &str) -> Option<u32> {
+fn parse_number(text: &str) -> Option<u64> {
     let digits: String = text.trim().chars().filter(|letter| !THOUSANDS.contains(letter)).collect();
-    digits.parse().ok()
+    let number: u64 = digits.parse().ok()?;
+    if number <= MAX_NUMBER { Some(number) } else { None }
 }
 
 /// Separators of thousands: `_` of rule files, a comma, and the spaces that do not break a line.
@@ -92,7 +93,7 @@ const THOUSANDS: [char; 4] = ['_', ',', '\u{a0}', '\u{202f}'];
 
 /// A limit in the form that [`Limit`]'s `Display` writes, such as `500 per 15 minutes, gcra`.
 struct PrintedLimit<'t> {
-    requests: u32,
+    requests: u64,
     measure: PrintedMeasure<'t>,
     algorithm: &'t str,
 }
@@ -153,7 +154,7 @@ fn parse_window<'t>(window: &str) -> Option<PrintedMeasure<'t>> {
     };
     let unit = unit.trim();
     let unit = Unit::from_name(unit.strip_suffix('s').unwrap_or(unit))?;
-    Some(PrintedMeasure::Rate { unit, multiplier: parse_number(multiplier)? })
+    Some(PrintedMeasure::Rate { unit, multiplier: u32::try_from(parse_number(multiplier)?).ok()? })
 }
 
 fn is_duration(text: &str) -> bool {
@@ -253,7 +254,7 @@ mod tests {
     fn printed_limit() -> impl Strategy<Value = Limit> {
         let rates = ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"];
         let rate = (
-            0..=100_000_u32,
+            0..=100_000_u64,
             prop::sample::select(Unit::ALL.to_vec()),
             1..=50_u32,
             prop::sample::select(rates.to_vec()),
@@ -262,7 +263,7 @@ mod tests {
                 let kind = Algorithm::named().find(|kind| kind.name == name)?;
                 Limit::from_spec(requests, Measure::Rate { unit, multiplier }, kind, LimitSpec::default()).ok()
             });
-        let in_flight = (1..=1_000_u32, 1_000..=86_400_000_u64).prop_filter_map("bounds", |(limit, millis)| {
+        let in_flight = (1..=1_000_u64, 1_000..=86_400_000_u64).prop_filter_map("bounds", |(limit, millis)| {
             let kind = Algorithm::named().find(|kind| kind.name == "concurrency")?;
             let measure = Measure::InFlight { hold: Micros::new(millis * 1_000) };
             Limit::from_spec(limit, measure, kind, LimitSpec::default()).ok()

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use sluicegate_algorithm::{Algorithm, Micros};
+use sluicegate_algorithm::{Algorithm, Micros, scheduled_window::Schedule};
 
 use super::{
     limit::{Limit, Measure},
@@ -131,10 +131,12 @@ fn duration(micros: Micros) -> humantime::FormattedDuration {
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.requests(), self.measure())?;
-        if let Algorithm::ScheduledWindow(window) = self.algorithm() {
-            write!(f, ", {}", window.schedule())?;
-        } else if !self.is_default() {
-            write!(f, ", {}", self.algorithm().name())?;
+        match self.algorithm() {
+            Algorithm::ScheduledWindow(window)
+                if *window.schedule() == Schedule::Epoch { window: self.measure().window() } => {}
+            Algorithm::ScheduledWindow(window) => write!(f, ", {}", window.schedule())?,
+            _ if self.is_default() => {}
+            algorithm => write!(f, ", {}", algorithm.name())?,
         }
         let Some(penalty) = self.penalty() else {
             return Ok(());

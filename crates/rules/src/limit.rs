@@ -162,7 +162,7 @@ impl Measure {
 /// A valid limit and the algorithm that counts it, built by [`Limit::new`], [`Limit::from_spec`] or [`Limit::divided`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limit {
-    requests: u32,
+    requests: u64,
     measure: Measure,
     algorithm: Algorithm,
     /// Maximum burst, and the time in which it becomes available again.
@@ -221,7 +221,7 @@ impl Limit {
     /// # Errors
     ///
     /// Returns [`LimitError`] if the window is empty or too long.
-    pub fn new(requests_per_unit: u32, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
+    pub fn new(requests_per_unit: u64, unit: Unit, unit_multiplier: u32) -> Result<Self, LimitError> {
         let measure = Measure::Rate { unit, multiplier: unit_multiplier };
         Self::from_spec(requests_per_unit, measure, Algorithm::DEFAULT, LimitSpec::default())
     }
@@ -234,7 +234,7 @@ impl Limit {
     ///
     /// Returns [`LimitError`] if the window is empty or too long, or if the algorithm does not support the parameters.
     pub fn from_spec(
-        requests: u32,
+        requests: u64,
         measure: Measure,
         kind: AlgorithmKind,
         spec: LimitSpec,
@@ -259,9 +259,9 @@ impl Limit {
         let policy = match spec.burst {
             Some(burst) if requests > 0 => {
                 let micros = u128::from(window.get()) * u128::from(burst) / u128::from(requests);
-                (burst.into(), Micros::new(u64::try_from(micros).unwrap_or(u64::MAX)))
+                (burst, Micros::new(u64::try_from(micros).unwrap_or(u64::MAX)))
             }
-            Some(_) | None => (requests.into(), window),
+            Some(_) | None => (requests, window),
         };
         let splits_denied = kind == Algorithm::DEFAULT && spec.count_denied != Some(false);
         let denial_counts = kind != Algorithm::DEFAULT && algorithm.denial_counts(&State::default(), Micros::ZERO);
@@ -274,7 +274,7 @@ impl Limit {
     ///
     /// Returns [`LimitError`] under the same conditions as [`Limit::from_spec`].
     pub fn divided(
-        requests: u32,
+        requests: u64,
         measure: Measure,
         kind: AlgorithmKind,
         spec: LimitSpec,
@@ -286,7 +286,7 @@ impl Limit {
 
     /// Returns the maximum number of requests in one window, or in flight.
     #[must_use]
-    pub const fn requests(&self) -> u32 {
+    pub const fn requests(&self) -> u64 {
         self.requests
     }
 

@@ -80,8 +80,8 @@ pub struct Increment {
 pub struct Limit {
     #[prost(string, tag = "1")]
     pub algorithm: ::prost::alloc::string::String,
-    #[prost(uint32, tag = "2")]
-    pub requests: u32,
+    #[prost(uint64, tag = "2")]
+    pub requests: u64,
     #[prost(uint64, tag = "3")]
     pub window_us: u64,
     #[prost(uint32, optional, tag = "4")]

@@ -162,6 +162,7 @@ pub struct Status {
 /// A limit in requests per time window. With `unit` UNKNOWN, the number of requests in flight at the same time.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Limit {
+    /// At most 4294967295; a larger number is in `requests`.
     #[prost(uint32, tag = "1")]
     pub requests_per_unit: u32,
     #[prost(
@@ -175,6 +176,9 @@ pub struct Limit {
     /// The rule's name.
     #[prost(string, tag = "4")]
     pub name: ::prost::alloc::string::String,
+    /// The number of requests if it is above 4294967295, otherwise 0.
+    #[prost(uint64, tag = "5")]
+    pub requests: u64,
 }
 /// Hits of a descriptor that the caller may admit without a check, until they are used up or the grant expires.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -180,7 +180,8 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         window_us: window.get(),
         buckets,
         strict_edge: edge.map(|edge| edge == WindowEdge::Strict),
-        burst,
+        // Bursts of exchanged algorithms have 32 bits.
+        burst: burst.map(|burst| u32::try_from(burst).unwrap_or(u32::MAX)),
         queue,
         warm_up_us: warm_up.map(Micros::get),
         count_denied,
@@ -203,7 +204,7 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         window: Micros::new(limit.window_us),
         buckets: limit.buckets,
         edge: limit.strict_edge.map(|strict| if strict { WindowEdge::Strict } else { WindowEdge::Weighted }),
-        burst: limit.burst,
+        burst: limit.burst.map(u64::from),
         queue: limit.queue,
         warm_up: limit.warm_up_us.map(Micros::new),
         count_denied: limit.count_denied,

@@ -128,7 +128,7 @@ impl RequestedLimit {
         };
         // The multiplier is a 32-bit number, so higher bits are dropped, as protobuf does.
         let multiplier = self.unit_multiplier.unwrap_or(1) as u32;
-        let limit = Limit::new(self.requests_per_unit, unit, multiplier);
+        let limit = Limit::new(self.requests_per_unit.into(), unit, multiplier);
         limit.map_err(|error| RequestError::invalid(format!("invalid limit of a descriptor: {error}")))
     }
 }
@@ -146,7 +146,7 @@ fn merge_wrapper(value: Value<'_>, number: &mut Option<u64>) -> Result<(), Malfo
 
 /// A decoded request that owns its texts: its domain, and the entries, hits, refund and limit of each descriptor.
 #[cfg(any(test, fuzzing))]
-type Decoded = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u32, crate::rules::Measure)>)>);
+type Decoded = (String, Vec<(Vec<(String, String)>, u64, bool, Option<(u64, crate::rules::Measure)>)>);
 
 /// Decodes with [`decode`].
 #[cfg(any(test, fuzzing))]

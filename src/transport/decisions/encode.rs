@@ -55,7 +55,8 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     if let Some(limit) = &status.limit {
         message.message(2, |message| encode_limit(limit, message));
     }
-    message.number(3, status.remaining.into());
+    // Fields of 32 bits.
+    message.number(3, status.remaining.min(u32::MAX.into()));
     // Envoy truncates to whole seconds. They are rounded up here, because Envoy would otherwise show 0.
     if let Some(seconds) = status.reset_seconds() {
         message.message(4, |duration| duration.number(1, seconds));
@@ -67,7 +68,7 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
 
 fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
     let (unit, multiplier) = unit(limit.measure);
-    message.number(1, limit.requests.into());
+    message.number(1, limit.requests.min(u32::MAX.into()));
     message.number(2, unit as u64);
     message.text(3, limit.name.as_deref().unwrap_or_default());
     // Absent for one unit, as in the responses of envoyproxy/ratelimit.
@@ -147,7 +148,7 @@ fn encode_descriptor(descriptor: &RateLimitDescriptor) -> Value {
 fn exact_status(status: &Status) -> Vec<(&'static str, Value)> {
     let mut fields = vec![("allowed", boolean(!status.is_over()))];
     if status.limit.is_some() {
-        fields.push(("remaining", number(status.remaining.into())));
+        fields.push(("remaining", number(status.remaining as f64)));
     }
     if let Some(reset) = status.reset {
         fields.push(("reset_us", number(reset.get() as f64)));

@@ -48,7 +48,7 @@ fn encode_status(status: &Status, message: &mut Writer<'_>) {
     if let Some(limit) = &status.limit {
         message.message(2, |message| encode_limit(limit, message));
     }
-    message.number(3, status.remaining.into());
+    message.number(3, status.remaining);
     message.optional(4, status.reset.map(Micros::get));
     if status.is_over() {
         message.optional(5, status.retry_after.map(Micros::get));
@@ -90,10 +90,11 @@ fn encode_override_kind(kind: OverrideKind) -> v1::OverrideKind {
 
 fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
     let (unit, multiplier) = unit(limit.measure);
-    message.number(1, limit.requests.into());
+    message.number(1, limit.requests.min(u32::MAX.into()));
     message.number(2, unit as u64);
     message.number(3, if multiplier == 1 { 0 } else { multiplier.into() });
     message.text(4, limit.name.as_deref().unwrap_or_default());
+    message.number(5, if limit.requests > u32::MAX.into() { limit.requests } else { 0 });
 }
 
 #[cfg(test)]

@@ -201,7 +201,7 @@ impl Limiter for Adaptive {
     /// Builds a limiter. `spec.requests` is the ceiling, and `spec.window` the hold.
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         let defaults = Bounds::default();
-        let ceiling = spec.requests;
+        let ceiling = u32::try_from(spec.requests).unwrap_or(u32::MAX);
         let floor = spec.floor.unwrap_or(defaults.floor);
         let initial = spec.initial.unwrap_or(defaults.initial.clamp(floor.min(ceiling), ceiling));
         let timeout = match spec.timeout {

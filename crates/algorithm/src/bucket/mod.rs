@@ -115,6 +115,7 @@ impl Bucket {
         count_denied: bool,
     ) -> Option<Self> {
         let rate = Rate::new(requests, window)?;
+        let max_hits = max_hits.short();
         let full = rate.duration_of(max_hits.ceiling());
         let fits = max_hits.limit() > 0 && full.ceil() <= MAX_PERIOD && window <= MAX_PERIOD;
         if !fits {
@@ -209,9 +210,9 @@ impl Bucket {
         let burst = self.immediate.min(limit);
         let queue = if burst < limit { Some(u32::try_from(limit - burst).ok()?) } else { None };
         Some(LimitSpec {
-            requests,
+            requests: requests.into(),
             window,
-            burst: Some(u32::try_from(burst).ok()?),
+            burst: Some(burst),
             queue,
             soft: self.max_hits.percent(),
             count_denied: Some(self.count_denied),

@@ -433,7 +433,7 @@ impl Limiter for Concurrency {
 
     /// Builds a limiter. `spec.window` is the hold.
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let max_hits = spec.max_hits(spec.requests.into());
+        let max_hits = spec.max_hits(spec.requests);
         if spec.counts_denied() {
             return Err(InvalidLimit {
                 keyword: "count_denied",

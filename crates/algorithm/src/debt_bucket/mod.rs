@@ -70,14 +70,15 @@ impl Limiter for DebtBucket {
         if spec.warm_up.is_some() || spec.soft.is_some() || spec.counts_denied() {
             return error("debt cannot be combined with warm_up, soft or count_denied: true");
         }
-        let limiter = Self::new(spec.requests, spec.window, spec.burst()?, debt);
+        let limiter = Self::new(spec.short_requests()?, spec.window, spec.short_burst()?, debt);
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
     fn spec(&self) -> Option<LimitSpec> {
         let spec = self.0.spec()?;
-        let burst = u32::try_from(self.0.free_hits()?).ok()?;
-        Some(LimitSpec { burst: Some(burst), debt: Some(spec.burst? - burst), ..spec })
+        let burst = self.0.free_hits()?;
+        let debt = u32::try_from(spec.burst? - burst).ok()?;
+        Some(LimitSpec { burst: Some(burst), debt: Some(debt), ..spec })
     }
 
     fn recording(&self) -> Algorithm {

@@ -162,13 +162,13 @@ impl Limiter for FirstRequestWindow {
         }
         // The default is that of other fixed windows.
         let count_denied = spec.count_denied.unwrap_or(true);
-        let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);
+        let limiter = Self::new(spec.max_hits(spec.requests), spec.window, count_denied);
         Ok(limiter.ok_or(InvalidLimit::FIXED_WINDOW)?.into())
     }
 
     fn spec(&self) -> Option<LimitSpec> {
         Some(LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            requests: self.max_hits.limit(),
             window: self.window,
             window_start: Some(WindowStart::FirstRequest),
             soft: self.max_hits.percent(),

@@ -6,7 +6,8 @@
 //! Known flaw of the algorithm: up to twice the limit may be allowed around the edge of a window.
 //!
 //! The state is one integer, so that Redis can count with INCRBY: its last ten digits are the count, and the digits
-//! before identify the window by its number modulo 900 000, plus one. In memory the state is the same integer.
+//! before identify the window by its number modulo 900 000, plus one. In memory the state is the same integer. Limits above
+//! [`FixedWindow::MAX_HITS`], which this count cannot hold, are counted by a [`ScheduledWindow`] with the same windows.
 
 use smallvec::smallvec;
 
@@ -44,10 +45,17 @@ impl FixedWindow {
     /// A limiter that denies everything.
     pub const DENY_ALL: Self = Self { max_hits: MaxHits::hard(0), window: Micros::from_secs(1), count_denied: true };
 
-    /// Creates a limiter; `None` if the window is zero or longer than [`MAX_PERIOD`].
+    /// Largest limit, including the part above a soft limit: the largest number that the count can distinguish from more.
+    pub const MAX_HITS: u64 = MAX_COUNT - 1;
+
+    /// Creates a limiter; `None` if the limit is larger than [`Self::MAX_HITS`], or if the window is zero or longer than
+    /// [`MAX_PERIOD`].
     #[must_use]
     pub fn new(max_hits: MaxHits, window: Micros, count_denied: bool) -> Option<Self> {
-        (window > Micros::ZERO && window <= MAX_PERIOD).then_some(Self { max_hits, window, count_denied })
+        if max_hits.ceiling() > Self::MAX_HITS || window == Micros::ZERO || window > MAX_PERIOD {
+            return None;
+        }
+        Some(Self { max_hits, window, count_denied })
     }
 
     /// Returns the window in which hits count now, and its count.
@@ -166,15 +174,19 @@ impl Limiter for FixedWindow {
             Some(WindowStart::Epoch) | None if spec.phase.is_some() => return ScheduledWindow::build(spec),
             Some(WindowStart::Epoch) | None => {}
         }
+        let max_hits = spec.max_hits(spec.requests);
+        if max_hits.ceiling() > Self::MAX_HITS {
+            return ScheduledWindow::build(&LimitSpec { window_start: Some(WindowStart::Epoch), ..*spec });
+        }
         // The default is that of envoyproxy/ratelimit.
         let count_denied = spec.count_denied.unwrap_or(true);
-        let limiter = Self::new(spec.max_hits(spec.requests.into()), spec.window, count_denied);
+        let limiter = Self::new(max_hits, spec.window, count_denied);
         Ok(limiter.ok_or(InvalidLimit::FIXED_WINDOW)?.into())
     }
 
     fn spec(&self) -> Option<LimitSpec> {
         Some(LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            requests: self.max_hits.limit(),
             window: self.window,
             soft: self.max_hits.percent(),
             count_denied: Some(self.count_denied),

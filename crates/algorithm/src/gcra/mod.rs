@@ -18,6 +18,7 @@ impl Gcra {
     /// Returns `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
+        let burst = burst.short();
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
     }
 }
@@ -56,7 +57,8 @@ impl Limiter for Gcra {
         if spec.debt.is_some() {
             return DebtBucket::build(spec);
         }
-        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
+        let burst = spec.max_hits(spec.short_burst()?.into());
+        let limiter = Self::new(spec.short_requests()?, spec.window, burst, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 

@@ -55,12 +55,12 @@ impl Limiter for LeakyBucket {
     const KEYWORDS: &'static [&'static str] = &["burst", "queue"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let burst = u64::from(spec.burst()?);
+        let burst = u64::from(spec.short_burst()?);
         let queue = u64::from(spec.queue.unwrap_or_default());
-        let capacity = spec.max_hits(burst + queue);
+        let capacity = spec.max_hits(burst + queue).short();
         // Without a queue no hit is delayed, not even above a soft limit.
         let immediate = if queue > 0 { burst } else { capacity.ceiling() };
-        let limiter = Self::new(spec.requests, spec.window, capacity, immediate, spec.counts_denied());
+        let limiter = Self::new(spec.short_requests()?, spec.window, capacity, immediate, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 

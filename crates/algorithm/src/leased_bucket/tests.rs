@@ -11,7 +11,7 @@ fn at(millis: u64) -> Micros {
 
 /// Returns a bucket of `requests` per second with an equal burst, and the same bucket for leases.
 fn bucket(requests: u32) -> (Program, Program) {
-    let spec = LimitSpec { requests, window: Micros::from_secs(1), ..LimitSpec::default() };
+    let spec = LimitSpec { requests: requests.into(), window: Micros::from_secs(1), ..LimitSpec::default() };
     let direct = TokenBucket::build(&spec).unwrap();
     (direct.into(), direct.leasing().unwrap())
 }
@@ -85,7 +85,7 @@ fn leases_of_former_limits_use_at_most_four_entries() {
         let (_, leasing) = bucket(100 * hundreds + 1);
         let spec = LimitSpec {
             requests: 1_000,
-            burst: Some(200 + hundreds * 10),
+            burst: Some((200 + hundreds * 10).into()),
             window: Micros::from_secs(1),
             ..LimitSpec::default()
         };

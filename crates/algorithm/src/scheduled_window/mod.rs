@@ -1,4 +1,5 @@
-//! [`ScheduledWindow`]: a fixed window whose boundaries follow a calendar, or differ from entity to entity.
+//! [`ScheduledWindow`]: a fixed window whose boundaries follow a calendar, or differ from entity to entity, or whose limit is
+//! larger than that of a [`FixedWindow`](super::fixed_window::FixedWindow).
 //!
 //! Hits are counted as in a [`FixedWindow`](super::fixed_window::FixedWindow): by default, denied hits count, too, and around
 //! the end of a window up to twice the limit may be allowed within the length of a window.
@@ -30,6 +31,11 @@ pub struct ScheduledWindow {
 pub enum Schedule {
     /// At the boundaries of a calendar.
     Calendar(Calendar),
+    /// At multiples of their length since the Unix epoch, for all entities together.
+    Epoch {
+        /// Length of the window.
+        window: Micros,
+    },
     /// At multiples of their length since the Unix epoch, earlier by a phase that each entity has for itself.
     Phase {
         /// Length of the window.
@@ -60,18 +66,21 @@ impl Schedule {
                 let window = calendar.window_at(at.get());
                 Window { start: Micros::new(window.start), end: Micros::new(window.end) }
             }
-            Self::Phase { window, phase } => {
-                let elapsed = (at + *phase) % *window;
-                Window { start: at - elapsed, end: at + (*window - elapsed) }
-            }
+            Self::Epoch { window } => Self::window_with_phase(at, *window, Micros::ZERO),
+            Self::Phase { window, phase } => Self::window_with_phase(at, *window, *phase),
         }
+    }
+
+    fn window_with_phase(at: Micros, window: Micros, phase: Micros) -> Window {
+        let elapsed = (at + phase) % window;
+        Window { start: at - elapsed, end: at + (window - elapsed) }
     }
 
     /// Returns the boundaries of the window that contains an instant and of its neighbours.
     fn boundaries_at(&self, at: Micros) -> Boundaries {
         match self {
             Self::Calendar(calendar) => calendar.boundaries_at(at.get()),
-            Self::Phase { window, .. } => {
+            Self::Epoch { window } | Self::Phase { window, .. } => {
                 let Window { start, end } = self.window_at(at);
                 let before = (start - *window).get();
                 let after = (end + *window).get();
@@ -84,7 +93,7 @@ impl Schedule {
     fn length(&self) -> Micros {
         let days = |days| Micros::from_secs(days * 86_400);
         match self {
-            Self::Phase { window, .. } => *window,
+            Self::Epoch { window } | Self::Phase { window, .. } => *window,
             Self::Calendar(calendar) => match calendar.period() {
                 Period::Hour => Micros::from_secs(3_600),
                 Period::Day => days(1),
@@ -100,6 +109,7 @@ impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Calendar(calendar) => calendar.fmt(f),
+            Self::Epoch { .. } => f.write_str("multiples of its length since 1970"),
             Self::Phase { .. } => f.write_str("each entity with its own phase"),
         }
     }
@@ -256,18 +266,19 @@ impl Limiter for ScheduledWindow {
                 let reason = "phase cannot be combined with window, which says when windows begin";
                 return Err(InvalidLimit { keyword: "phase", reason });
             }
+            (None, None) if spec.window_start == Some(WindowStart::Epoch) => Schedule::Epoch { window: spec.window },
             (None, None) => {
                 return Err(InvalidLimit { keyword: "window", reason: "a schedule requires a calendar or a phase" });
             }
         };
         // The default is that of other fixed windows.
         let count_denied = spec.count_denied.unwrap_or(true);
-        Ok(Self::new(spec.max_hits(spec.requests.into()), schedule, count_denied).into())
+        Ok(Self::new(spec.max_hits(spec.requests), schedule, count_denied).into())
     }
 
     fn spec(&self) -> Option<LimitSpec> {
         let spec = LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            requests: self.max_hits.limit(),
             window: self.schedule.length(),
             soft: self.max_hits.percent(),
             count_denied: Some(self.count_denied),
@@ -280,6 +291,7 @@ impl Limiter for ScheduledWindow {
                 anchor: calendar.anchor(),
                 ..spec
             },
+            Schedule::Epoch { .. } => LimitSpec { window_start: Some(WindowStart::Epoch), ..spec },
             Schedule::Phase { phase, .. } => LimitSpec { phase: Some(phase), ..spec },
         })
     }
@@ -291,6 +303,7 @@ impl Limiter for ScheduledWindow {
     fn with_context(self, context: RequestContext) -> Self {
         let schedule = match self.schedule {
             Schedule::Calendar(calendar) => Schedule::Calendar(calendar.anchored(context.anchor)),
+            Schedule::Epoch { .. } => self.schedule,
             Schedule::Phase { window, .. } => {
                 Schedule::Phase { window, phase: Micros::new(context.entity % window.get()) }
             }

@@ -344,7 +344,9 @@ impl Limiter for Shares {
             return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with shared capacities" });
         }
         let reason = "capacity times its unit in microseconds must be below 2^52: at most 1.2 million per hour, 52 thousand per day";
-        Ok(Self::new(spec.requests, spec.window, classes).ok_or(InvalidLimit { keyword: "capacity", reason })?.into())
+        let error = InvalidLimit { keyword: "capacity", reason };
+        let capacity = u32::try_from(spec.requests).map_err(|_| error)?;
+        Ok(Self::new(capacity, spec.window, classes).ok_or(error)?.into())
     }
 
     /// Returns the window, on which the units depend.

@@ -252,7 +252,7 @@ impl Limiter for SlidingLog {
     const KEYWORDS: &'static [&'static str] = &["min_interval"];
 
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
-        let max_hits = spec.max_hits(spec.requests.into());
+        let max_hits = spec.max_hits(spec.requests);
         let interval = spec.min_interval.unwrap_or_default();
         if interval > spec.window {
             return Err(InvalidLimit {
@@ -271,7 +271,7 @@ impl Limiter for SlidingLog {
 
     fn spec(&self) -> Option<LimitSpec> {
         Some(LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            requests: self.max_hits.limit(),
             window: self.window,
             min_interval: Some(self.min_interval),
             soft: self.max_hits.percent(),

@@ -90,6 +90,7 @@ impl SlidingWindow {
         }
         // A window that cannot be divided evenly becomes longer by less than a microsecond per counter.
         let width = Micros::new(window.get().div_ceil(buckets.into()));
+        let max_hits = max_hits.short();
         Some(Self { max_hits, bucket_width: width, buckets, edge, count_denied, stored_width: DrainTime::new(width) })
     }
 
@@ -196,7 +197,7 @@ impl CounterProgram for SlidingWindow {
         let is_strict = self.edge == WindowEdge::Strict;
         let DrainTime { mantissa, exponent } = self.stored_width;
         smallvec![
-            operation.cost.min(MaxHits::MAX + 1),
+            operation.cost.min(MaxHits::MAX_SHORT + 1),
             self.max_hits.ceiling(),
             width,
             self.buckets.into(),
@@ -210,7 +211,7 @@ impl CounterProgram for SlidingWindow {
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
         let mut counters = self.counters(state, operation.now);
-        let cost = operation.cost.min(MaxHits::MAX + 1);
+        let cost = operation.cost.min(MaxHits::MAX_SHORT + 1);
         let mut allowed = true;
         if operation.action.releases() {
             let mut remaining = cost;
@@ -299,7 +300,7 @@ impl Limiter for SlidingWindow {
         if !(1..=Self::MAX_BUCKETS).contains(&buckets) {
             return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
         }
-        let max_hits = spec.max_hits(spec.requests.into());
+        let max_hits = spec.max_hits(spec.short_requests()?.into());
         let edge = spec.edge.unwrap_or_default();
         let limiter = Self::new(max_hits, spec.window, buckets, edge, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())
@@ -307,7 +308,7 @@ impl Limiter for SlidingWindow {
 
     fn spec(&self) -> Option<LimitSpec> {
         Some(LimitSpec {
-            requests: u32::try_from(self.max_hits.limit()).ok()?,
+            requests: self.max_hits.limit(),
             window: Micros::new(self.bucket_width.get() * u64::from(self.buckets)),
             buckets: Some(self.buckets),
             edge: Some(self.edge),

@@ -17,6 +17,7 @@ impl TokenBucket {
     /// Returns `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
+        let burst = burst.short();
         Bucket::new(requests, window, burst, burst.ceiling(), count_denied).map(Self)
     }
 }
@@ -58,7 +59,8 @@ impl Limiter for TokenBucket {
         if spec.warm_up.is_some() {
             return WarmUp::build(spec);
         }
-        let limiter = Self::new(spec.requests, spec.window, spec.max_hits(spec.burst()?.into()), spec.counts_denied());
+        let burst = spec.max_hits(spec.short_burst()?.into());
+        let limiter = Self::new(spec.short_requests()?, spec.window, burst, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 

@@ -240,8 +240,8 @@ impl Limiter for WarmUp {
             return Err(InvalidLimit { keyword: "soft", reason: "soft is not supported with warm_up" });
         }
         // By default each hit waits for the previous one, as in Guava.
-        let burst = if spec.burst.is_some() { spec.burst()? } else { 1 };
-        let limiter = Self::new(spec.requests, spec.window, burst, period, spec.counts_denied());
+        let burst = if spec.burst.is_some() { spec.short_burst()? } else { 1 };
+        let limiter = Self::new(spec.short_requests()?, spec.window, burst, period, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
@@ -254,9 +254,9 @@ impl Limiter for WarmUp {
             window = Micros::new(window.get() * factor);
         }
         Some(LimitSpec {
-            requests,
+            requests: requests.into(),
             window,
-            burst: Some(u32::try_from(self.burst).ok()?),
+            burst: Some(self.burst),
             warm_up: Some(self.period),
             count_denied: Some(self.count_denied),
             ..LimitSpec::default()

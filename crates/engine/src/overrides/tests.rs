@@ -26,7 +26,7 @@ fn all(overrides: &[(&str, &str)]) -> Overrides {
 }
 
 /// Returns the requests per second and the number of entries of the custom limit for a descriptor.
-fn limit(overrides: &Overrides, entries: &[(&str, &str)], now: u64) -> Option<(u32, usize)> {
+fn limit(overrides: &Overrides, entries: &[(&str, &str)], now: u64) -> Option<(u64, usize)> {
     let entries: Vec<_> = entries.iter().map(|(key, value)| Entry { key, value }).collect();
     let entity_limit = overrides.entity_limit("api", &entries, Micros::from_secs(now))?;
     Some((entity_limit.limit.limit.requests(), entity_limit.entries))

@@ -4,7 +4,7 @@
 //! less in one case: it rejects known keywords where they have no effect, and the reader only warns about them.
 
 use serde_json::{Value, json};
-use sluicegate_algorithm::{Algorithm, AlgorithmKind};
+use sluicegate_algorithm::{Algorithm, AlgorithmKind, MAX_NUMBER};
 
 use super::spec::keywords::{Keyword, MAPS, MapSchema, ROOT, ValueSchema};
 
@@ -87,9 +87,10 @@ fn value_schema(value: &ValueSchema) -> Value {
             let spellings = ["true", "yes", "on", "y", "false", "no", "off", "n"];
             json!({ "anyOf": [{ "type": ["boolean", "null"] }, pattern_schema(&case_insensitive_pattern(&spellings))] })
         }
-        ValueSchema::Number => number_schema(u32::MAX),
+        ValueSchema::Number => number_schema(u32::MAX.into()),
+        ValueSchema::LargeNumber => number_schema(MAX_NUMBER),
         ValueSchema::UpTo(max) => {
-            let mut schema = number_schema(*max);
+            let mut schema = number_schema((*max).into());
             schema["anyOf"][0]["minimum"] = 1.into();
             schema
         }
@@ -103,7 +104,7 @@ fn value_schema(value: &ValueSchema) -> Value {
             schema["examples"] = json!(["200ms", "30s", "5m"]);
             json!({ "anyOf": [schema, { "const": 0 }] })
         }
-        ValueSchema::Amount => json!({ "anyOf": [number_schema(u32::MAX), pattern_schema(r"^[0-9]+\s*%$")] }),
+        ValueSchema::Amount => json!({ "anyOf": [number_schema(u32::MAX.into()), pattern_schema(r"^[0-9]+\s*%$")] }),
         ValueSchema::Capacity => {
             let mut schema = pattern_schema(r"^\s*[0-9_]+\s*(/\s*[a-zA-Z]+\s*)?$");
             schema["examples"] = json!(["100", "1000/s"]);
@@ -121,7 +122,7 @@ fn value_schema(value: &ValueSchema) -> Value {
             json!({ "anyOf": [item, { "type": "array", "items": item }] })
         }
         ValueSchema::NumberOrMap(map) => {
-            json!({ "anyOf": [number_schema(u32::MAX), { "$ref": reference(map) }] })
+            json!({ "anyOf": [number_schema(MAX_NUMBER), { "$ref": reference(map) }] })
         }
         ValueSchema::TextOrMap(map) => {
             json!({ "anyOf": [value_schema(&ValueSchema::Text), { "$ref": reference(map) }] })
@@ -138,7 +139,7 @@ fn pattern_schema(pattern: &str) -> Value {
     json!({ "type": "string", "pattern": pattern })
 }
 
-fn number_schema(max: u32) -> Value {
+fn number_schema(max: u64) -> Value {
     json!({ "anyOf": [
         { "type": ["integer", "null"], "minimum": 0, "maximum": max },
         { "type": "string", "pattern": "^(0x[0-9a-fA-F_]+|[0-9_]+)$" },

@@ -56,7 +56,7 @@ pub(super) enum Quantity {
     /// `unit` and `requests_per_unit`.
     PerUnit,
     /// Keywords of the algorithm; `None` if they are invalid, which has been reported.
-    Explicit(Option<(u32, Measure)>),
+    Explicit(Option<(u64, Measure)>),
 }
 
 impl AlgorithmKeywords {
@@ -83,7 +83,7 @@ impl AlgorithmKeywords {
             "phase" => set(&mut spec.phase, reader.choice(keyword, node, &[(PHASE_ENTITY, Micros::ZERO)])),
             "buckets" => set(&mut spec.buckets, reader.number(keyword, node)),
             "edge" => set(&mut spec.edge, reader.choice(keyword, node, &EDGES)),
-            "burst" => set(&mut spec.burst, reader.number(keyword, node)),
+            "burst" => set(&mut spec.burst, reader.large_number(keyword, node)),
             "debt" => set(&mut spec.debt, reader.number(keyword, node)),
             "queue" => set(&mut spec.queue, reader.number(keyword, node)),
             "warm_up" => set(&mut spec.warm_up, duration(reader, keyword, node)),
@@ -216,9 +216,9 @@ impl AlgorithmKeywords {
         let in_flight = Measure::InFlight { hold: self.hold.unwrap_or(DEFAULT_HOLD) };
         match self.capacity {
             Some(Capacity { hits, unit: Some(unit) }) => {
-                Quantity::Explicit(Some((hits, Measure::Rate { unit, multiplier: 1 })))
+                Quantity::Explicit(Some((hits.into(), Measure::Rate { unit, multiplier: 1 })))
             }
-            Some(Capacity { hits, unit: None }) => Quantity::Explicit(Some((hits, in_flight))),
+            Some(Capacity { hits, unit: None }) => Quantity::Explicit(Some((hits.into(), in_flight))),
             None if self.has_invalid_value && self.location("capacity").is_some() => Quantity::Explicit(None),
             None if self.kind.keywords.contains(&"hold") => {
                 if self.limit.is_none() && !self.has_invalid_value {
@@ -229,7 +229,7 @@ impl AlgorithmKeywords {
                         format!("{name} requires {keyword}: the maximum number of requests in flight"),
                     );
                 }
-                Quantity::Explicit(self.limit.map(|limit| (limit, in_flight)))
+                Quantity::Explicit(self.limit.map(|limit| (limit.into(), in_flight)))
             }
             None if self.kind.keywords.contains(&"capacity") => {
                 reader.diagnostics.error(location, "algorithm shares requires a capacity such as 1000/s");

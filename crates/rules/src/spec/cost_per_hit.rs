@@ -42,8 +42,8 @@ impl Reader<'_, '_> {
         Some(cost)
     }
 
-    fn factor(&mut self, name: &str, node: &Yaml) -> Option<u32> {
-        let number = self.number(name, node)?;
+    fn factor(&mut self, name: &str, node: &Yaml) -> Option<u64> {
+        let number = self.large_number(name, node)?;
         if number == 0 {
             self.diagnostics.error(node.location, format!("{name} must be at least 1, or its hits would cost nothing"));
             return None;

@@ -1,6 +1,6 @@
 //! [`ElasticKeywords`]: the keywords of `elastic`, a higher limit while a resource has spare capacity.
 
-use sluicegate_algorithm::{AlgorithmKind, LimitSpec};
+use sluicegate_algorithm::{AlgorithmKind, LimitSpec, bound_hits};
 
 use super::{
     Reader,
@@ -57,7 +57,7 @@ impl Reader<'_, '_> {
 /// Builds the limits above the rule's own limit in [`Elastic::STEPS`] steps.
 pub(super) fn build_elastic(
     keywords: ElasticKeywords,
-    requests: u32,
+    requests: u64,
     measure: Measure,
     kind: AlgorithmKind,
     spec: LimitSpec,
@@ -78,7 +78,8 @@ pub(super) fn build_elastic(
 }
 
 /// Returns a number increased by `extra`, in percent of the number divided by [`Elastic::STEPS`].
-fn add_extra(number: u32, extra: u64) -> u32 {
-    let number = u64::from(number);
-    u32::try_from(number + number * extra / (100 * Elastic::STEPS as u64)).unwrap_or(u32::MAX)
+fn add_extra(number: u64, extra: u64) -> u64 {
+    let increased =
+        u128::from(number) * u128::from(100 * Elastic::STEPS as u64 + extra) / (100 * Elastic::STEPS as u128);
+    bound_hits(u64::try_from(increased).unwrap_or(u64::MAX))
 }

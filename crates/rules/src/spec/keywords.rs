@@ -35,6 +35,8 @@ pub(crate) enum ValueSchema {
     Boolean,
     /// An unsigned integer of 32 bits.
     Number,
+    /// An unsigned integer of hits or costs, up to 2^53 − 1.
+    LargeNumber,
     /// An integer from 1 to this maximum.
     UpTo(u32),
     /// A whole percentage from this minimum to this maximum.
@@ -55,7 +57,7 @@ pub(crate) enum ValueSchema {
     Map(&'static MapSchema),
     /// A map, or a list of such maps.
     MapOrList(&'static MapSchema),
-    /// An unsigned integer of 32 bits, or a map.
+    /// An unsigned integer of hits or costs, or a map.
     NumberOrMap(&'static MapSchema),
     /// A scalar as text, or a map.
     TextOrMap(&'static MapSchema),
@@ -211,7 +213,7 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         ),
         keyword(
             "requests_per_unit",
-            ValueSchema::Number,
+            ValueSchema::LargeNumber,
             "The maximum number of hits in one window. With 0, everything is denied.",
         ),
         keyword(
@@ -291,7 +293,7 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             ValueSchema::Choice(|| EDGES.map(|(name, _)| name).to_vec()),
             "How the oldest counter of a sliding window counts: by its overlap with the window, or in full (strict).",
         ),
-        keyword("burst", ValueSchema::Number, "The number of hits that a bucket allows at once."),
+        keyword("burst", ValueSchema::LargeNumber, "The number of hits that a bucket allows at once."),
         keyword(
             "debt",
             ValueSchema::Number,
@@ -439,8 +441,12 @@ pub(crate) static COST_PER_HIT: MapSchema = MapSchema {
     example: "{ key: model, values: { small: 1, large: 15 }, default: 15 }",
     keywords: &[
         keyword("key", ValueSchema::Text, "The key of the last entry of the descriptor, which selects the cost."),
-        keyword("values", ValueSchema::Named(&ValueSchema::Number), "The cost of a hit by the value of the entry."),
-        keyword("default", ValueSchema::Number, "The cost of a hit with another value, or without the entry."),
+        keyword(
+            "values",
+            ValueSchema::Named(&ValueSchema::LargeNumber),
+            "The cost of a hit by the value of the entry.",
+        ),
+        keyword("default", ValueSchema::LargeNumber, "The cost of a hit with another value, or without the entry."),
     ],
     required: &["key", "values", "default"],
 };

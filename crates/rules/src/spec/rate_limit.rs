@@ -93,7 +93,7 @@ struct Field<T> {
 #[derive(Default)]
 struct RateKeywords {
     unit: Option<Field<Unit>>,
-    requests: Option<Field<u32>>,
+    requests: Option<Field<u64>>,
     multiplier: Option<Field<u32>>,
     /// Whether an error about an unknown key has already suggested `unit`.
     is_unit_reported: bool,
@@ -110,7 +110,7 @@ impl RateKeywords {
     }
 
     /// Returns the number of requests and their unit, and reports missing keywords.
-    fn measure(&self, reader: &mut Reader<'_, '_>, location: Location) -> Option<(u32, Measure)> {
+    fn measure(&self, reader: &mut Reader<'_, '_>, location: Location) -> Option<(u64, Measure)> {
         let Some(unit) = self.unit else {
             if self.is_unit_reported {
                 return None;
@@ -241,7 +241,7 @@ impl Reader<'_, '_> {
                     keywords.rate.unit = Some(Field { value: self.unit(value), location: value.location });
                 }
                 "requests_per_unit" => {
-                    keywords.rate.requests = Some(Field { value: self.number(key, value), location: *location });
+                    keywords.rate.requests = Some(Field { value: self.large_number(key, value), location: *location });
                 }
                 "unit_multiplier" => {
                     keywords.rate.multiplier = Some(Field { value: self.number(key, value), location: *location });

@@ -2,6 +2,8 @@
 
 use std::borrow::Cow;
 
+use sluicegate_algorithm::MAX_NUMBER;
+
 use super::{Reader, hints};
 use crate::{
     diagnostic::Location,
@@ -27,17 +29,26 @@ impl Reader<'_, '_> {
     }
 
     /// Reads a number such as `1e3` or `1.5`, without its fraction, as envoyproxy/ratelimit does.
-    fn truncated(&mut self, name: &str, text: &str, location: Location) -> Option<u32> {
+    fn truncated(&mut self, name: &str, text: &str, location: Location) -> Option<u64> {
         let number = decimal_number(text)?;
-        let whole = number.trunc() as u32;
+        let whole = number.trunc() as u64;
         if number.fract() != 0.0 {
             self.diagnostics.warning(location, format!("{name} {text} is read as {whole}, without its fraction"));
         }
         Some(whole)
     }
 
-    /// Reads a number. A missing value is 0, as in envoyproxy/ratelimit.
+    /// Reads a number of 32 bits. A missing value is 0, as in envoyproxy/ratelimit.
     pub(super) fn number(&mut self, name: &str, node: &Yaml) -> Option<u32> {
+        u32::try_from(self.number_up_to(name, node, u32::MAX.into())?).ok()
+    }
+
+    /// Reads a number of hits or costs, up to [`MAX_NUMBER`].
+    pub(super) fn large_number(&mut self, name: &str, node: &Yaml) -> Option<u64> {
+        self.number_up_to(name, node, MAX_NUMBER)
+    }
+
+    fn number_up_to(&mut self, name: &str, node: &Yaml, max: u64) -> Option<u64> {
         let parsed = match &node.kind {
             Kind::Null => {
                 let denies = matches!(name, "requests_per_unit" | "limit" | "ceiling");
@@ -47,6 +58,7 @@ impl Reader<'_, '_> {
             }
             Kind::Scalar { text, plain: true } => {
                 let parsed = whole_number(text).or_else(|| self.truncated(name, text, node.location));
+                let parsed = parsed.filter(|number| *number <= max);
                 if let Some(number) =
                     parsed.filter(|number| octal_number(text).is_some_and(|octal| octal != Some(*number)))
                 {
@@ -63,7 +75,7 @@ impl Reader<'_, '_> {
         if parsed.is_none() {
             let hint = node.scalar().filter(|(_, plain)| *plain).and_then(|(text, _)| hints::number_hint(text));
             let hint = hint.map(|hint| format!("; {hint}")).unwrap_or_default();
-            let message = format!("{name} must be a whole number from 0 to {}{}{hint}", u32::MAX, actual(node));
+            let message = format!("{name} must be a whole number from 0 to {max}{}{hint}", actual(node));
             self.diagnostics.error(node.location, message);
         }
         parsed
@@ -87,7 +99,7 @@ impl Reader<'_, '_> {
 }
 
 /// Parses a whole number in the forms that envoyproxy/ratelimit reads, except that a leading zero does not mean octal.
-fn whole_number(text: &str) -> Option<u32> {
+fn whole_number(text: &str) -> Option<u64> {
     let text = text.replace('_', "");
     let digits = text.strip_prefix(['+', '-']).unwrap_or(&text);
     let (radix, digits) = match digits.split_at_checked(2) {
@@ -100,27 +112,27 @@ fn whole_number(text: &str) -> Option<u32> {
     if digits.starts_with(['+', '-']) {
         return None;
     }
-    let number = u32::from_str_radix(digits, radix).ok()?;
+    let number = u64::from_str_radix(digits, radix).ok()?;
     (number == 0 || !text.starts_with('-')).then_some(number)
 }
 
-/// Parses a decimal number such as `1e3` or `1.0`. Returns `None` if it is negative, or not below 2³².
+/// Parses a decimal number such as `1e3` or `1.0`. Returns `None` if it is negative, or above
+/// [`MAX_NUMBER`].
 fn decimal_number(text: &str) -> Option<f64> {
     let text = text.replace('_', "");
     if !text.bytes().all(|letter| matches!(letter, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E')) {
         return None;
     }
     let number: f64 = text.parse().ok()?;
-    (0.0..=f64::from(u32::MAX)).contains(&number.trunc()).then_some(number)
+    (0.0..=MAX_NUMBER as f64).contains(&number.trunc()).then_some(number)
 }
 
-/// Reads decimal digits after a leading zero, such as `010`, as octal. Returns `Some(None)` if they are no octal number of
-/// 32 bits, and `None` for other texts, such as `0` or `0x10`.
-fn octal_number(text: &str) -> Option<Option<u32>> {
+/// Reads decimal digits after a leading zero, such as `010`, as octal. Returns `Some(None)` if they are no octal number, and `None` for other texts, such as `0` or `0x10`.
+fn octal_number(text: &str) -> Option<Option<u64>> {
     let text = text.replace('_', "");
     let digits = text.strip_prefix(['+', '-']).unwrap_or(&text).strip_prefix('0')?;
     let is_decimal = !digits.is_empty() && digits.bytes().all(|digit| digit.is_ascii_digit());
-    if is_decimal { Some(u32::from_str_radix(digits, 8).ok()) } else { None }
+    if is_decimal { Some(u64::from_str_radix(digits, 8).ok()) } else { None }
 }
 
 /// Returns the end of a message that states the actual value: `, not …`.

@@ -301,3 +301,34 @@ fn a_penalty_is_a_time_with_a_maximum() {
         assert!(error.contains(expected), "{limit}: {error}");
     }
 }
+
+#[test]
+fn a_limit_of_a_fixed_window_can_be_any_exact_number() {
+    let read = |keywords: &str| {
+        let rule = read_descriptor(&format!("rate_limit: {{unit: day, {keywords}}}")).unwrap().unwrap();
+        let limit = rule.limit.unwrap();
+        (limit.requests(), limit.algorithm().tag())
+    };
+    for (requests, tag) in [(4_999_999_998, "fw"), (4_999_999_999, "sc"), (9_007_199_254_740_991, "sc")] {
+        assert_eq!(read(&format!("requests_per_unit: {requests}")), (requests, tag));
+    }
+    assert_eq!(read("requests_per_unit: 4_900_000_000, soft: 10%"), (4_900_000_000, "sc"));
+    assert_eq!(read("requests_per_unit: 1e15, window: first_request"), (1_000_000_000_000_000, "fr"));
+    assert_eq!(read("requests_per_unit: 5000000000, cost_per_hit: 6000000000"), (5_000_000_000, "sc"));
+    for (keywords, expected) in [
+        ("requests_per_unit: 9007199254740992", "must be a whole number from 0 to 9007199254740991"),
+        (
+            "requests_per_unit: 4294967296, algorithm: gcra",
+            "limits above 4294967295 are only possible with fixed_window",
+        ),
+        ("requests_per_unit: 9, algorithm: token_bucket, burst: 4294967296", "burst must be at most 4294967295"),
+        ("requests_per_unit: 5000000000, algorithm: sliding_window", "are only possible with fixed_window"),
+        ("requests_per_unit: 5000000000, algorithm: leaky_bucket", "are only possible with fixed_window"),
+        ("requests_per_unit: 5000000000, algorithm: sliding_log", "at most 1000"),
+        ("requests_per_unit: 1, cost_per_hit: 9007199254740992", "from 0 to 9007199254740991"),
+        ("requests_per_unit: 1, unit_multiplier: 4294967296", "from 0 to 4294967295"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{unit: day, {keywords}}}"));
+        assert!(error.contains(expected), "{keywords}: {error}");
+    }
+}

@@ -89,7 +89,7 @@ pub fn encode(
             if let Some(limit) = &descriptor.requested_limit
                 && let Measure::Rate { unit, multiplier } = limit.measure()
             {
-                message.optional(5, Some(limit.requests().into()));
+                message.optional(5, Some(limit.requests()));
                 message.number(6, Unit::ALL.iter().position(|other| *other == unit).unwrap_or_default() as u64);
                 message.optional(7, Some(multiplier.into()));
             }
@@ -171,7 +171,7 @@ fn decode_descriptor(value: Value<'_>, max_entries: usize) -> Result<RecordedDes
     if let Some(requests) = requests
         && let Some(unit) = Unit::ALL.get(unit)
     {
-        descriptor.requested_limit = Limit::new(requests, *unit, multiplier).ok().map(Box::new);
+        descriptor.requested_limit = Limit::new(requests.into(), *unit, multiplier).ok().map(Box::new);
     }
     Ok(RecordedDescriptor { descriptor, is_over })
 }
@@ -190,8 +190,8 @@ mod tests {
         refund: bool,
         limit: Option<(u32, usize, u32)>,
     ) -> Descriptor<'a> {
-        let limit =
-            limit.and_then(|(requests, unit, multiplier)| Limit::new(requests, Unit::ALL[unit], multiplier).ok());
+        let limit = limit
+            .and_then(|(requests, unit, multiplier)| Limit::new(requests.into(), Unit::ALL[unit], multiplier).ok());
         let entries = entries.iter().map(|(key, value)| Entry { key, value }).collect();
         Descriptor { entries, hits, refund, requested_limit: limit.map(Box::new) }
     }

@@ -140,7 +140,7 @@ impl World {
 
 /// Returns the largest limit that can be built.
 fn absurd() -> Algorithm {
-    let spec = LimitSpec { requests: u32::MAX, window: Micros::from_secs(86_400), ..LimitSpec::default() };
+    let spec = LimitSpec { requests: u32::MAX.into(), window: Micros::from_secs(86_400), ..LimitSpec::default() };
     let kind = Algorithm::KINDS.iter().find(|kind| kind.name == "token_bucket").expect("the algorithm exists");
     (kind.build)(&spec).expect("the limit is valid")
 }
