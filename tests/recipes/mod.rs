@@ -54,3 +54,28 @@ fn ai_budgets() {
 fn llm_tokens() {
     page::run("docs/guides/recipes/llm-tokens.md");
 }
+
+#[test]
+fn one_login() {
+    page::run("docs/guides/recipes/one-login.md");
+}
+
+#[test]
+fn country() {
+    page::run("docs/guides/recipes/country.md");
+}
+
+#[test]
+fn registered_only() {
+    page::run("docs/guides/recipes/registered-only.md");
+}
+
+#[test]
+fn per_server() {
+    page::run("docs/guides/recipes/per-server.md");
+}
+
+#[test]
+fn plans_three_windows() {
+    page::run("docs/guides/recipes/plans-three-windows.md");
+}
