@@ -2,6 +2,10 @@
 
 /// The Rust parts of the pages.
 mod client;
+/// A database for Envoy's geoip filter.
+mod country_database;
+/// Rule files of `deploy/examples`.
+mod examples;
 /// Runs a page.
 mod page;
 

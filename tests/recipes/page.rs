@@ -124,7 +124,7 @@ impl Setup {
                 }
                 None => upstream().0,
             };
-            let started = start_envoy(routes, operator.server.grpc, address);
+            let started = start_envoy(routes, operator.server.grpc, address, &[]);
             std::os::unix::fs::symlink(started.access_log(), at("access.log")).unwrap();
             envoy = Some(started);
         }
@@ -171,21 +171,34 @@ impl Setup {
     }
 }
 
-/// Starts Envoy with `deploy/envoy/envoy.yaml`, in which these routes replace its own.
-fn start_envoy(routes: &Block<'_>, service: SocketAddr, upstream: SocketAddr) -> Envoy {
+/// Returns the code block of a page that begins with this text.
+pub(crate) fn code(path: &str, start: &str) -> String {
+    let page = fs::read_to_string(repository(path)).unwrap();
+    let found = blocks(&page).into_iter().find(|block| block.text.starts_with(start));
+    found.expect("the page has this block").text.to_owned()
+}
+
+/// Starts Envoy with the routes of a page, in front of a plain upstream. Further texts of its file are replaced by
+/// others.
+pub(crate) fn start_envoy_of(path: &str, service: SocketAddr, changes: &[(&str, &str)]) -> Envoy {
+    let page = fs::read_to_string(repository(path)).unwrap();
+    let blocks = blocks(&page);
+    let routes = blocks.iter().find(|block| block.title.starts_with("routes for the domain ")).unwrap();
+    start_envoy(routes, service, upstream().0, changes)
+}
+
+/// Starts Envoy with `deploy/envoy/envoy.yaml`, in which these routes replace its own, and texts are replaced by others.
+fn start_envoy(routes: &Block<'_>, service: SocketAddr, upstream: SocketAddr, changes: &[(&str, &str)]) -> Envoy {
     const FILE: &str = "deploy/envoy/envoy.yaml";
     let domain = routes.title.trim_start_matches("routes for the domain ");
     let config = fs::read_to_string(repository(FILE)).unwrap();
     let (_, after) = config.split_once("              routes:\n").unwrap();
     let (present, _) = after.split_once("          http_filters:\n").unwrap();
     let indented: Vec<String> = routes.text.lines().map(|line| format!("              {line}\n")).collect();
-    let changes = [
-        (present, indented.concat()),
-        ("domain: envoy\n", format!("domain: {domain}\n")),
-        ("timeout: 0.1s", "timeout: 5s".to_owned()),
-    ];
-    let changes: Vec<(&str, &str)> = changes.iter().map(|(from, to)| (*from, to.as_str())).collect();
-    Envoy::start_changed(FILE, service, upstream, &changes)
+    let (routes, domain) = (indented.concat(), format!("domain: {domain}\n"));
+    let mut all = vec![(present, routes.as_str()), ("domain: envoy\n", &domain), ("timeout: 0.1s", "timeout: 5s")];
+    all.extend(changes);
+    Envoy::start_changed(FILE, service, upstream, &all)
 }
 
 /// Removes the indentation of all lines.
