@@ -1,5 +1,7 @@
 //! Pages of the book by task: their rule files, configurations of Envoy and commands work as written.
 
+/// Budgets in money for tokens of language models.
+mod ai_budget;
 /// The Rust parts of the pages.
 mod client;
 /// A database for Envoy's geoip filter.
