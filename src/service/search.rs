@@ -70,7 +70,7 @@ impl SearchedValue {
     fn matches_entity(&self, target: &Target) -> bool {
         match target {
             Target::Limit { entries, .. } => entries.iter().any(|(_, value)| self.matches(value)),
-            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
+            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) | Target::Planned { .. } => false,
         }
     }
 }
@@ -97,7 +97,7 @@ impl Candidates {
                         self.add_known(Target::Limit { domain, entries: vec![(key, value)] });
                     }
                 }
-                Ok(Target::Switch(_) | Target::Rules(_)) | Err(_) => {}
+                Ok(Target::Switch(_) | Target::Rules(_) | Target::Planned { .. }) | Err(_) => {}
             }
         }
     }

@@ -175,6 +175,8 @@ impl Simulator {
         for change in &simulation.changes {
             match self.overrides.new_override(change) {
                 Some(entry) => {
+                    // A planned override is simulated as if it had begun.
+                    let entry = entry.begun().unwrap_or(entry);
                     let checked = Overrides::check(&entry, self.options);
                     let added = checked.and_then(|()| overrides.put(entry, self.options));
                     added.map_err(|error| SimulationError::Change(change.target.to_string(), error))?;

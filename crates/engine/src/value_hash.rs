@@ -59,6 +59,9 @@ impl ValueHash {
                 Target::Plan { domain: domain.clone(), key: key.clone(), value: self.of(value) }
             }
             Target::Switch(_) | Target::Rules(_) => target.clone(),
+            Target::Planned { from_seconds, target } => {
+                Target::Planned { from_seconds: *from_seconds, target: Box::new(self.mask(target)) }
+            }
         }
     }
 }

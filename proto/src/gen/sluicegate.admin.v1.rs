@@ -56,7 +56,7 @@ pub struct RuleScope {
 /// The entity or the rules to which an override applies.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Target {
-    #[prost(oneof = "target::Target", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "target::Target", tags = "1, 2, 3, 4, 5")]
     pub target: ::core::option::Option<target::Target>,
 }
 /// Nested message and enum types in `Target`.
@@ -73,6 +73,32 @@ pub mod target {
         /// Changed only by the methods for candidate rules.
         #[prost(enumeration = "super::RuleSetSlot", tag = "4")]
         Rules(i32),
+        /// A limit, a plan or a switch that begins later. Services and clients that do not know this field reject or skip the
+        /// override, instead of taking it for one that is in force.
+        #[prost(message, tag = "5")]
+        Planned(super::PlannedTarget),
+    }
+}
+/// The target of a planned override. At its beginning, the override replaces that of `target`, as if it were set then.
+/// Until then, both have versions of their own, and a target can have several planned overrides.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct PlannedTarget {
+    /// When the override begins, in the future and before `until`. Rounded up to a full second.
+    #[prost(message, optional, tag = "1")]
+    pub from: ::core::option::Option<::prost_types::Timestamp>,
+    #[prost(oneof = "planned_target::Target", tags = "2, 3, 4")]
+    pub target: ::core::option::Option<planned_target::Target>,
+}
+/// Nested message and enum types in `PlannedTarget`.
+pub mod planned_target {
+    #[derive(Clone, PartialEq, ::prost::Oneof)]
+    pub enum Target {
+        #[prost(message, tag = "2")]
+        Limit(super::Descriptor),
+        #[prost(message, tag = "3")]
+        Plan(super::PlanTarget),
+        #[prost(message, tag = "4")]
+        Switch(super::Scope),
     }
 }
 /// An override with its metadata.
@@ -131,7 +157,7 @@ pub struct PutOverridesRequest {
     #[prost(string, tag = "2")]
     pub reason: ::prost::alloc::string::String,
     /// If a new limit is higher than the previous one, the difference is available immediately, even if the counter is
-    /// exhausted.
+    /// exhausted. Not available for planned overrides.
     #[prost(bool, tag = "3")]
     pub additive: bool,
     /// Set the switches on this instance only, until its process ends.
@@ -155,6 +181,9 @@ pub struct PutOverridesResponse {
     /// Changes that name a domain, a rule, a plan or a key that the rules in force do not have.
     #[prost(string, repeated, tag = "3")]
     pub warnings: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    /// The planned overrides of the changed targets, which this request has not removed.
+    #[prost(message, repeated, tag = "4")]
+    pub planned: ::prost::alloc::vec::Vec<Override>,
 }
 /// One override before and after a change.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -173,7 +202,8 @@ pub struct OverrideChange {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListOverridesRequest {
-    /// Return only overrides whose target starts with this text, such as `limit|api|user=`.
+    /// Return only overrides whose target starts with this text, such as `limit|api|user=`. The target of a planned override
+    /// also starts with its text in the store, such as `planned|2026-12-01T00:00:00Z|limit|api|user=`.
     #[prost(string, tag = "1")]
     pub prefix: ::prost::alloc::string::String,
     /// At most 1,000; 0 means 100.
@@ -200,6 +230,8 @@ pub struct ListOverridesResponse {
     pub plans: u64,
     #[prost(uint64, tag = "6")]
     pub switches: u64,
+    #[prost(uint64, tag = "7")]
+    pub planned: u64,
 }
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct ListAuditLogRequest {
@@ -267,6 +299,9 @@ pub struct InspectResponse {
     /// Counters of the further limits of a rule with several.
     #[prost(message, repeated, tag = "9")]
     pub others: ::prost::alloc::vec::Vec<Counter>,
+    /// The planned overrides that will apply to the descriptor.
+    #[prost(message, repeated, tag = "10")]
+    pub planned: ::prost::alloc::vec::Vec<Override>,
 }
 /// The state of a counter.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -541,6 +576,9 @@ pub struct GetHealthResponse {
     /// All switches that are set, including those that a more specific switch hides.
     #[prost(message, repeated, tag = "7")]
     pub switches: ::prost::alloc::vec::Vec<Override>,
+    /// The planned switches.
+    #[prost(message, repeated, tag = "8")]
+    pub planned_switches: ::prost::alloc::vec::Vec<Override>,
 }
 /// A rule file.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
@@ -1407,7 +1445,7 @@ pub mod admin_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
-        /// Lists the overrides in force, ordered by target, one page at a time.
+        /// Lists the overrides in force and the planned ones, ordered by the text of the target, one page at a time.
         pub async fn list_overrides(
             &mut self,
             request: impl tonic::IntoRequest<super::ListOverridesRequest>,
@@ -1983,7 +2021,7 @@ pub mod admin_service_server {
             tonic::Response<super::PutOverridesResponse>,
             tonic::Status,
         >;
-        /// Lists the overrides in force, ordered by target, one page at a time.
+        /// Lists the overrides in force and the planned ones, ordered by the text of the target, one page at a time.
         async fn list_overrides(
             &self,
             request: tonic::Request<super::ListOverridesRequest>,

@@ -6,6 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
+    time::{Duration, UNIX_EPOCH},
 };
 
 use serde::{Deserialize, Serialize};
@@ -233,11 +234,11 @@ fn event(kind: EventKind, at: Micros, text: String) -> Event {
 
 /// Returns the event of a change of overrides, or of an operator's action that changed none.
 fn of_change(change: &AppliedChange) -> Event {
-    let kind = match change.changes.first().map(|first| &first.target) {
+    let kind = match change.changes.first().map(|first| first.target.begun()) {
         None => EventKind::Action,
         Some(Target::Switch(_)) => EventKind::Switch,
         Some(Target::Limit { .. } | Target::Plan { .. }) => EventKind::Limit,
-        Some(Target::Rules(_)) => EventKind::Candidate,
+        Some(Target::Rules(_) | Target::Planned { .. }) => EventKind::Candidate,
     };
     let mut listed = Vec::new();
     for changed in change.changes.iter().take(MAX_LISTED) {
@@ -269,9 +270,19 @@ fn describe_change(target: &Target, after: Option<&Override>) -> String {
     match (target, after) {
         (Target::Rules(slot), Some(_)) => format!("{} set", slot_name(*slot)),
         (Target::Rules(slot), None) => format!("{} removed", slot_name(*slot)),
-        (target, Some(after)) => format!("{} set to {}", describe(target), after.value),
+        (target, Some(after)) => {
+            let from = match target.beginning() {
+                Some(from) => format!(" from {}", time_text(from)),
+                None => String::new(),
+            };
+            format!("{} set to {}{from}", describe(target), after.value)
+        }
         (target, None) => format!("{} removed", describe(target)),
     }
+}
+
+fn time_text(time: Micros) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_micros(time.get())).to_string()
 }
 
 /// Describes a target for people.
@@ -288,6 +299,7 @@ fn describe(target: &Target) -> String {
         Target::Switch(Scope::Domain(domain)) => format!("switch for domain {domain}"),
         Target::Switch(Scope::Everything) => "switch for all rules".to_owned(),
         Target::Rules(slot) => slot_name(*slot).to_owned(),
+        Target::Planned { target, .. } => format!("planned {}", describe(target)),
     }
 }
 

@@ -47,7 +47,14 @@ impl ChangeRequest {
             return self.target.check().map_err(|error| self.invalid(error.into()));
         };
         Overrides::check(&entry, options).map_err(|error| self.invalid(error))?;
-        Overrides::check_end(self.until, now).map_err(|error| self.invalid(error))
+        Overrides::check_end(self.until, now).map_err(|error| self.invalid(error))?;
+        Overrides::check_beginning(&entry, now).map_err(|error| self.invalid(error))
+    }
+
+    /// Returns the write that the request asks for.
+    pub(super) fn to_write(&self, info: &ChangeInfo) -> NewWrite {
+        let entry = self.entry(info, Micros::new(info.at));
+        NewWrite { target: self.target.clone(), entry, expected: self.expected }
     }
 
     fn invalid(&self, reason: OverrideError) -> ChangeError {
@@ -86,35 +93,62 @@ pub(super) fn check(
     Ok(())
 }
 
-/// A request that can be written, with the new value as text; no text removes the override.
-pub(super) struct CheckedRequest<'r> {
-    pub(super) request: &'r ChangeRequest,
-    pub(super) text: Option<String>,
+/// An override to write to the store, or to remove from it.
+#[derive(Clone, Debug)]
+pub(super) struct NewWrite {
+    pub(super) target: Target,
+    /// `None` removes the override.
+    pub(super) entry: Option<Override>,
+    /// As in [`ChangeRequest`].
+    pub(super) expected: Option<u64>,
 }
 
-/// Checks requests against the current overrides.
+impl NewWrite {
+    /// Returns a write that removes an override.
+    pub(super) fn removal(entry: &Override) -> Self {
+        Self { target: entry.target.clone(), entry: None, expected: Some(entry.version) }
+    }
+}
+
+/// A write that was checked, with the new value as text; no text removes the override.
+pub(super) struct CheckedWrite {
+    pub(super) target: Target,
+    pub(super) text: Option<String>,
+    pub(super) expected: Option<u64>,
+}
+
+/// Checks writes against the current overrides.
 ///
 /// # Errors
 ///
 /// Returns an error if the overrides cannot have one of the values beside the others: other instances could not apply
 /// such a change either.
-pub(super) fn check_values<'r>(
-    requests: &'r [ChangeRequest],
-    info: &ChangeInfo,
+pub(super) fn check_values(
+    writes: Vec<NewWrite>,
     overrides: &Overrides,
     options: Options,
-) -> Result<Vec<CheckedRequest<'r>>, ChangeError> {
+) -> Result<Vec<CheckedWrite>, ChangeError> {
     let mut overrides = overrides.clone();
     let mut checked = Vec::new();
-    for request in requests {
+    for NewWrite { target, entry, expected } in writes {
         let mut text = None;
-        if let Some(entry) = request.entry(info, Micros::new(info.at)) {
+        if let Some(entry) = entry {
             text = Some(format::write(&entry));
-            overrides.put(entry, options).map_err(|error| request.invalid(error))?;
+            if let Err(reason) = put(&mut overrides, entry, options) {
+                return Err(ChangeError::Invalid { target, reason });
+            }
         }
-        checked.push(CheckedRequest { request, text });
+        checked.push(CheckedWrite { target, text, expected });
     }
     Ok(checked)
+}
+
+/// Puts an override that an operator sets.
+fn put(overrides: &mut Overrides, entry: Override, options: Options) -> Result<(), OverrideError> {
+    if entry.target.beginning().is_some() {
+        overrides.can_put(&entry, options)?;
+    }
+    overrides.put(entry, options)
 }
 
 /// The next change without its overrides: an id, and the author and reason as text.

@@ -3,9 +3,10 @@
 use std::{borrow::Cow, sync::Arc, time::Instant};
 
 use super::{
-    ChangeError, ChangeInfo, ChangeRequest, Status,
-    change::{NewValue, ReadOverride},
+    ChangeError, ChangeInfo, Status,
+    change::{NewValue, NewWrite, ReadOverride},
     format,
+    planned::{Published, in_force_at},
 };
 use crate::{
     engine::{Override, Overrides, ValueHash, overrides::Target},
@@ -27,6 +28,8 @@ pub(super) struct Context {
     /// Replaces values of entities in the log, if they are hashed.
     value_hash: Option<ValueHash>,
     status: Mutex<Status>,
+    /// Locked while overrides are published.
+    pub(super) published: Mutex<Published>,
     /// Number of overrides that cannot be read.
     pub(super) unreadable: Counter,
     log_unreadable: LogThrottle,
@@ -46,6 +49,7 @@ impl Context {
             in_force,
             value_hash,
             status: Mutex::default(),
+            published: Mutex::default(),
             unreadable: Counter::new(1),
             log_unreadable: LogThrottle::default(),
             log_unreachable: LogThrottle::default(),
@@ -86,11 +90,6 @@ impl Context {
         }
     }
 
-    /// Puts overrides in force.
-    pub(super) fn publish(&self, overrides: &Overrides) {
-        self.in_force.set_overrides(overrides.clone());
-    }
-
     /// Reads an override of a change. Returns `None` if its target cannot be read, so that there is nothing to change.
     pub(super) fn read(&self, change: &OverrideChange, version: u64) -> Option<ReadOverride> {
         let read = ReadOverride::new(change, version);
@@ -127,7 +126,7 @@ impl Context {
     }
 
     /// Counts an override that cannot be read. An episode of them is logged once.
-    fn note_unreadable(&self, target: &str, error: &str) {
+    pub(super) fn note_unreadable(&self, target: &str, error: &str) {
         self.unreadable.add(WorkerId(0), 1);
         if self.log_unreadable.should_log() {
             let target = self.logged(target);
@@ -135,18 +134,13 @@ impl Context {
         }
     }
 
-    /// Returns requests that remove expired overrides.
-    pub(super) fn expired(&self, overrides: &Overrides) -> Vec<ChangeRequest> {
-        let mut requests = Vec::new();
+    /// Returns writes that remove expired overrides.
+    pub(super) fn expired(&self, overrides: &Overrides) -> Vec<NewWrite> {
+        let mut writes = Vec::new();
         for entry in overrides.expired(self.clock.now(), MAX_CHANGES) {
-            requests.push(ChangeRequest {
-                target: entry.target,
-                value: None,
-                until: None,
-                expected: Some(entry.version),
-            });
+            writes.push(NewWrite::removal(&entry));
         }
-        requests
+        writes
     }
 
     /// Returns the author of a change that removes expired overrides.
@@ -156,7 +150,8 @@ impl Context {
 
     /// Publishes a snapshot if a switch has expired since the last one.
     pub(super) fn publish_expired_switches(&self, overrides: &Overrides) {
-        let in_force = overrides.switches_in_force(self.clock.now());
+        let now = self.clock.now();
+        let in_force = in_force_at(overrides, now, self.options).switches_in_force(now);
         if !self.in_force.snapshot().load().modes().in_force().iter().eq(&in_force) {
             self.publish(overrides);
         }

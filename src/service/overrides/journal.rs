@@ -8,10 +8,11 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 
 use super::{
     ChangeError, ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES,
-    change::{AppliedChange, ChangeHead, CheckedRequest, NewValue, all_versioned, check_values},
+    change::{AppliedChange, ChangeHead, CheckedWrite, NewValue, NewWrite, all_versioned, check_values},
     context::Context,
     format,
     peer_limits::{self, ValidVersions},
+    planned::Beginnings,
 };
 use crate::{
     engine::{Overrides, overrides::Target},
@@ -86,16 +87,38 @@ impl JournalReplication {
         edited
     }
 
-    /// Reads the journal again if another process has changed it, and removes expired overrides.
+    /// Reads the journal again if another process has changed it, writes planned overrides that have begun, and removes
+    /// expired ones.
     pub(super) async fn poll(self: &Arc<Self>) {
         let mut state = self.state.lock().await;
         self.follow(&mut state).await;
         self.context.publish_expired_switches(&state.overrides);
-        let expired = self.context.expired(&state.overrides);
-        if !expired.is_empty() && !self.context.status().is_read_only {
-            // If the journal cannot be written, the next poll tries it again.
-            let _ = self.write(&mut state, &expired, &self.context.expiry_info()).await;
+        if self.context.status().is_read_only {
+            return;
         }
+        // If the journal cannot be written, the next poll tries it again.
+        let beginnings = self.context.beginnings(&state.overrides, None);
+        let _ = self.begin(&mut state, beginnings).await;
+        let expired = self.context.expired(&state.overrides);
+        if !expired.is_empty() {
+            let _ = self.write(&mut state, expired, &self.context.expiry_info()).await;
+        }
+    }
+
+    /// Writes planned overrides that have begun.
+    ///
+    /// They are set and removed by two changes: a member of an earlier version does not merge a change with a target that
+    /// it cannot read. If the second one is missing, it is written again.
+    async fn begin(&self, state: &mut State, beginnings: Beginnings) -> Result<(), ChangeError> {
+        let info = self.context.beginning_info();
+        for writes in [beginnings.set, beginnings.remove] {
+            if !writes.is_empty() {
+                // They need no room, because the planned overrides are removed.
+                let change = self.next_change(state, writes, &info)?;
+                self.commit(state, &change).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Makes all of the requested changes or none of them, and puts them in force.
@@ -105,7 +128,15 @@ impl JournalReplication {
         info: &ChangeInfo,
     ) -> Result<AppliedChange, ChangeError> {
         let mut state = self.state.lock().await;
-        self.write(&mut state, requests, info).await
+        loop {
+            let beginnings = self.context.beginnings(&state.overrides, Some(requests));
+            if beginnings.is_empty() {
+                break;
+            }
+            self.begin(&mut state, beginnings).await?;
+        }
+        let writes = requests.iter().map(|request| request.to_write(info)).collect();
+        self.write(&mut state, writes, info).await
     }
 
     /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
@@ -217,16 +248,26 @@ impl JournalReplication {
     async fn write(
         &self,
         state: &mut State,
-        requests: &[ChangeRequest],
+        writes: Vec<NewWrite>,
         info: &ChangeInfo,
     ) -> Result<AppliedChange, ChangeError> {
-        let checked = check_values(requests, info, &state.overrides, self.context.options)?;
-        let change = next_change(state, ChangeHead::new(info), checked)?;
+        let change = self.next_change(state, writes, info)?;
         if !peer_limits::may_be_made(&change, state.override_bytes) {
             return Err(ChangeError::Full);
         }
-        self.append(state, &change).await?;
-        let mut applied = AppliedChange::without_overrides(&change);
+        self.commit(state, &change).await
+    }
+
+    /// Checks writes, and returns the change that makes all of them.
+    fn next_change(&self, state: &State, writes: Vec<NewWrite>, info: &ChangeInfo) -> Result<Change, ChangeError> {
+        let checked = check_values(writes, &state.overrides, self.context.options)?;
+        next_change(state, ChangeHead::new(info), checked)
+    }
+
+    /// Writes a change to the journal, and puts it in force.
+    async fn commit(&self, state: &mut State, change: &Change) -> Result<AppliedChange, ChangeError> {
+        self.append(state, change).await?;
+        let mut applied = AppliedChange::without_overrides(change);
         for one in &change.changes {
             let Some(read) = self.context.read(one, change.version) else {
                 continue;
@@ -234,10 +275,10 @@ impl JournalReplication {
             self.replace(state, &read.target, &read.after);
             applied.changes.push(read.into_changed());
         }
-        state.add_recent(&change);
+        state.add_recent(change);
         state.cursor.version = change.version;
         self.context.note_sync(state.cursor.version, Ok(()));
-        if !requests.is_empty() {
+        if !change.changes.is_empty() {
             self.publish(state);
         }
         Ok(applied)
@@ -268,7 +309,7 @@ impl JournalReplication {
         let overrides = state.overrides.clone();
         let cursor = state.cursor.clone();
         let written = tokio::task::spawn_blocking(move || {
-            let count = overrides.counts().iter().sum();
+            let count = overrides.counts().iter().sum::<usize>() + overrides.planned_count();
             write(&mut journal.lock(), count, Box::new(move || (cursor, all_versioned(&overrides))))
         });
         written.await.map_err(|_| StoreError::Missing)??;
@@ -299,17 +340,17 @@ impl State {
 }
 
 /// Builds the next change, with the same checks and fields as `overrides.lua` for Redis.
-fn next_change(state: &State, head: ChangeHead, requests: Vec<CheckedRequest<'_>>) -> Result<Change, ChangeError> {
+fn next_change(state: &State, head: ChangeHead, writes: Vec<CheckedWrite>) -> Result<Change, ChangeError> {
     let version = state.cursor.version + 1;
     let mut change = Change { version, id: head.id, info: head.info, changes: Vec::new() };
-    for CheckedRequest { request, text } in requests {
-        let target = request.target.to_string();
-        let before = state.overrides.get(&request.target);
+    for CheckedWrite { target, text, expected } in writes {
+        let before = state.overrides.get(&target);
+        let target = target.to_string();
         let version = match &before {
             Some(before) => before.version,
             None => 0,
         };
-        if request.expected.is_some_and(|expected| expected != version) {
+        if expected.is_some_and(|expected| expected != version) {
             return Err(ChangeError::Conflict { target, version });
         }
         change.changes.push(OverrideChange { target, before: before.as_ref().map(format::write), after: text });

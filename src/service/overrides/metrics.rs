@@ -14,10 +14,12 @@ impl OverrideSync {
         let this = Arc::clone(self);
         meter.register(Instrument::gauge(
             "sluicegate_overrides",
-            "Number of overrides in force, by kind of target",
+            "Number of overrides in force, by kind of target, and of planned ones",
             move |observer| {
-                let counts = this.context.in_force.snapshot().load().overrides().counts();
-                for (kind, count) in ["limit", "plan", "switch"].into_iter().zip(counts) {
+                let snapshot = this.context.in_force.snapshot().load();
+                let [limits, plans, switches] = snapshot.overrides().counts();
+                let planned = snapshot.overrides().planned_count();
+                for (kind, count) in [("limit", limits), ("plan", plans), ("switch", switches), ("planned", planned)] {
                     observer.observe(count as u64, [Label::new("kind", kind)]);
                 }
             },

@@ -9,6 +9,8 @@
 //! 3. An instance applies a change to its [`Overrides`] and passes them to the [`RulesInForce`], which swaps in a new
 //!    snapshot. A change is therefore in force on all instances within a second.
 //!
+//! An override with a beginning in the future is stored under a target of its own until then (`planned`).
+//!
 //! An instance that cannot reach the store keeps the overrides that it has.
 //!
 //! Redis can have fewer changes than an instance: after a failover to a replica that had not received the latest
@@ -26,6 +28,7 @@ mod metrics;
 #[cfg(test)]
 mod model;
 mod peer_limits;
+mod planned;
 mod redis;
 #[cfg(test)]
 mod redis_model;
@@ -51,7 +54,7 @@ use parking_lot::Mutex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_files::FileVersion;
-use tokio::time::interval;
+use tokio::time::{interval, sleep};
 
 use self::{context::Context, journal::JournalReplication, redis::RedisReplication, without_effect::WithoutEffect};
 use super::{Clock, reload::RulesInForce};
@@ -229,18 +232,31 @@ impl OverrideSync {
             *self.first_switch_file.lock() = FileVersion::of(path);
             self.read_switches(path).await;
         }
-        let counts = self.edit(|overrides| overrides.counts()).await;
+        let (counts, planned) = self.edit(|overrides| (overrides.counts(), overrides.planned_count())).await;
         let [limits, plans, switches] = counts;
-        if limits + plans + switches > 0 {
+        if limits + plans + switches + planned > 0 {
             let version = self.status().version;
-            tracing::info!(limits, plans, switches, version, took = ?started.elapsed(), "overrides loaded");
+            tracing::info!(limits, plans, switches, planned, version, took = ?started.elapsed(), "overrides loaded");
         }
         allocator::release_memory();
         Ok(())
     }
 
-    /// Polls the store and the switch file, and removes expired overrides. Never returns.
+    /// Polls the store and the switch file, puts planned overrides in force at their beginning, and removes expired ones.
+    /// Never returns.
     pub async fn follow(self: Arc<Self>) {
+        tokio::join!(self.follow_store(), self.follow_beginnings());
+    }
+
+    /// Puts planned overrides in force, also while a poll waits for the store. Never returns.
+    async fn follow_beginnings(&self) {
+        loop {
+            self.context.publish_beginnings();
+            sleep(self.context.until_next_beginning()).await;
+        }
+    }
+
+    async fn follow_store(&self) {
         let mut debounce = Debounce::new(self.first_switch_file.lock().take());
         let mut tick = interval(POLL_INTERVAL);
         loop {

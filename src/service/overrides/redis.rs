@@ -7,8 +7,9 @@ use tokio::sync::Mutex;
 
 use super::{
     ChangeError, ChangeInfo, ChangeRequest, MAX_RECENT_CHANGES,
-    change::{AppliedChange, ChangeHead, all_versioned, check_values},
+    change::{AppliedChange, ChangeHead, NewWrite, all_versioned, check_values},
     context::Context,
+    planned::Beginnings,
 };
 use crate::{
     engine::Overrides,
@@ -70,16 +71,31 @@ impl RedisReplication {
         edited
     }
 
-    /// Applies the changes since the last poll, and removes expired overrides.
+    /// Applies the changes since the last poll, writes planned overrides that have begun, and removes expired ones.
     pub(super) async fn poll(&self) {
         let mut state = self.state.lock().await;
         let result = self.synchronise(&mut state).await;
         self.context.note_sync(state.cursor.version, result);
         self.context.publish_expired_switches(&state.overrides);
+        // If several instances try, one succeeds, and the others receive its change.
+        let beginnings = self.context.beginnings(&state.overrides, None);
+        let _ = self.begin(&mut state, beginnings).await;
         let expired = self.context.expired(&state.overrides);
         if !expired.is_empty() {
-            // If several instances try, one succeeds, and the others receive its change.
-            let _ = self.write(&mut state, &expired, &self.context.expiry_info()).await;
+            let _ = self.write(&mut state, expired, &self.context.expiry_info()).await;
+        }
+    }
+
+    /// Writes planned overrides that have begun, unless another instance has done so.
+    async fn begin(&self, state: &mut State, beginnings: Beginnings) -> Result<(), ChangeError> {
+        if beginnings.is_empty() {
+            return Ok(());
+        }
+        let mut writes = beginnings.set;
+        writes.extend(beginnings.remove);
+        match self.write(state, writes, &self.context.beginning_info()).await {
+            Ok(_) | Err(ChangeError::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
@@ -90,7 +106,15 @@ impl RedisReplication {
         info: &ChangeInfo,
     ) -> Result<AppliedChange, ChangeError> {
         let mut state = self.state.lock().await;
-        self.write(&mut state, requests, info).await
+        for _ in 0..MAX_ATTEMPTS {
+            let beginnings = self.context.beginnings(&state.overrides, Some(requests));
+            if beginnings.is_empty() {
+                break;
+            }
+            self.begin(&mut state, beginnings).await?;
+        }
+        let writes = requests.iter().map(|request| request.to_write(info)).collect();
+        self.write(&mut state, writes, info).await
     }
 
     /// Returns at most `max_changes` changes with versions below `before`, the most recent first.
@@ -260,13 +284,12 @@ impl RedisReplication {
     async fn write(
         &self,
         state: &mut State,
-        requests: &[ChangeRequest],
+        new_writes: Vec<NewWrite>,
         info: &ChangeInfo,
     ) -> Result<AppliedChange, ChangeError> {
         let mut writes = Vec::new();
-        for checked in check_values(requests, info, &state.overrides, self.context.options)? {
-            let target = checked.request.target.to_string();
-            writes.push(Write { target, text: checked.text, expected: checked.request.expected });
+        for checked in check_values(new_writes, &state.overrides, self.context.options)? {
+            writes.push(Write { target: checked.target.to_string(), text: checked.text, expected: checked.expected });
         }
         let ChangeHead { id, info } = ChangeHead::new(info);
         for _ in 0..MAX_ATTEMPTS {
@@ -275,7 +298,7 @@ impl RedisReplication {
                     let applied = self.apply(state, &change);
                     state.cursor = cursor;
                     self.context.note_sync(state.cursor.version, Ok(()));
-                    if !requests.is_empty() {
+                    if !writes.is_empty() {
                         self.context.publish(&state.overrides);
                     }
                     return Ok(applied);

@@ -88,7 +88,8 @@ fn count(snapshot: &Snapshot) -> Counts {
             Target::Limit { .. } => counts.limits += 1,
             Target::Plan { .. } => counts.plans += 1,
             Target::Switch(_) => counts.switches += 1,
-            Target::Rules(_) => {}
+            // Until it begins, the rules can get its names.
+            Target::Rules(_) | Target::Planned { .. } => {}
         }
     }
     counts

@@ -39,6 +39,12 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
                 ScopeKind::Everything(false) => return Err(missing("a scope: everything must be true")),
             })
         }
+        TargetKind::Planned(api::PlannedTarget { from, target }) => {
+            let from = read_time("from", &from.ok_or_else(|| missing("the time from at which it begins"))?)?;
+            let target = target.map(|target| api::Target { target: Some(begun_kind(target)) });
+            let planned = read_target(target)?.planned(from);
+            planned.ok_or_else(|| Status::invalid_argument("from must be before 2106-02-07T06:28:15Z"))?
+        }
         TargetKind::Rules(_) => {
             return Err(Status::invalid_argument(
                 "rules can only be changed by UploadCandidate, DropCandidate, PromoteCandidate and RollbackRules",
@@ -46,6 +52,28 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
         }
     };
     Ok(target.with_bounded_values())
+}
+
+/// Returns the target that a planned override has after its beginning.
+fn begun_kind(target: api::planned_target::Target) -> api::target::Target {
+    use api::planned_target::Target as Planned;
+    match target {
+        Planned::Limit(limit) => api::target::Target::Limit(limit),
+        Planned::Plan(plan) => api::target::Target::Plan(plan),
+        Planned::Switch(scope) => api::target::Target::Switch(scope),
+    }
+}
+
+/// Returns the target of a planned override. One that cannot be planned is empty.
+fn write_planned(from: Micros, target: &Target) -> api::PlannedTarget {
+    use api::planned_target::Target as Planned;
+    let target = match write_target(target).target {
+        Some(api::target::Target::Limit(limit)) => Some(Planned::Limit(limit)),
+        Some(api::target::Target::Plan(plan)) => Some(Planned::Plan(plan)),
+        Some(api::target::Target::Switch(scope)) => Some(Planned::Switch(scope)),
+        Some(api::target::Target::Rules(_) | api::target::Target::Planned(_)) | None => None,
+    };
+    api::PlannedTarget { from: Some(time(from)), target }
 }
 
 /// Returns the error for a target without a required part.
@@ -70,6 +98,9 @@ pub(super) fn write_target(target: &Target) -> api::Target {
         Target::Rules(RuleSetSlot::Candidate) => TargetKind::Rules(api::RuleSetSlot::Candidate.into()),
         Target::Rules(RuleSetSlot::InForce) => TargetKind::Rules(api::RuleSetSlot::InForce.into()),
         Target::Rules(RuleSetSlot::Previous) => TargetKind::Rules(api::RuleSetSlot::Previous.into()),
+        Target::Planned { from_seconds, target } => {
+            TargetKind::Planned(write_planned(Micros::from_secs(from_seconds.into()), &target))
+        }
     };
     api::Target { target: Some(target) }
 }
@@ -83,21 +114,22 @@ pub(super) fn descriptor(domain: String, entries: Vec<(String, String)>) -> api:
 pub(super) fn read_change(request: api::ChangeRequest) -> Result<ChangeRequest, Status> {
     let target = read_target(request.target)?;
     let mut value = request.value;
-    if let Target::Limit { .. } = target {
+    if let Target::Limit { .. } = target.begun() {
         value = CustomLimit::stored_form(&value).into_owned();
     }
     Ok(ChangeRequest {
         target,
         value: (!value.is_empty()).then_some(value),
-        until: request.until.map(|until| read_time(&until)).transpose()?,
+        until: request.until.map(|until| read_time("until", &until)).transpose()?,
         expected: request.expected_version,
     })
 }
 
-fn read_time(time: &Timestamp) -> Result<Micros, Status> {
+/// Converts the time of a field.
+fn read_time(field: &str, time: &Timestamp) -> Result<Micros, Status> {
     let seconds = match u64::try_from(time.seconds) {
         Ok(seconds) if (0..1_000_000_000).contains(&time.nanos) => seconds,
-        _ => return Err(Status::invalid_argument("until must be a time after 1970")),
+        _ => return Err(Status::invalid_argument(format!("{field} must be a time after 1970"))),
     };
     let micros = seconds.saturating_mul(1_000_000).saturating_add(u64::from(time.nanos.unsigned_abs()) / 1_000);
     Ok(Micros::new(micros))
@@ -249,11 +281,37 @@ mod tests {
 
     #[test]
     fn an_expiry_is_read_to_the_microsecond() {
-        let read = |seconds, nanos| read_time(&Timestamp { seconds, nanos }).map_err(|status| status.code());
+        let read = |seconds, nanos| read_time("until", &Timestamp { seconds, nanos }).map_err(|status| status.code());
         assert_eq!(read(1, 5_999), Ok(Micros::new(1_000_005)));
         assert_eq!(read(0, 999_999_999), Ok(Micros::new(999_999)));
         for (seconds, nanos) in [(-1, 0), (1, -1), (1, 1_000_000_000)] {
             assert_eq!(read(seconds, nanos), Err(tonic::Code::InvalidArgument));
+        }
+    }
+
+    #[test]
+    fn a_planned_target_is_written_as_it_is_read() {
+        for text in [
+            "planned|2026-12-01T00:00:00Z|limit|api|user=bob",
+            "planned|2026-12-01T00:00:00Z|plan|api|tenant=acme",
+            "planned|2026-12-01T00:00:00Z|switch|rule|api|user",
+        ] {
+            let target = Target::parse(text).unwrap();
+            assert_eq!(read_target(Some(write_target(&target))).unwrap(), target, "{text}");
+        }
+        let planned = |seconds, nanos| {
+            let target = Some(api::planned_target::Target::Plan(api::PlanTarget::default()));
+            let planned = api::PlannedTarget { from: Some(Timestamp { seconds, nanos }), target };
+            read_target(Some(api::Target { target: Some(api::target::Target::Planned(planned)) }))
+        };
+        assert_eq!(planned(9, 1).unwrap().beginning(), Some(Micros::from_secs(10)));
+        assert!(planned(1 << 32, 0).is_err() && planned(-1, 0).is_err());
+        for incomplete in [
+            api::PlannedTarget { from: Some(Timestamp::default()), target: None },
+            api::PlannedTarget { from: None, target: Some(api::planned_target::Target::Limit(Default::default())) },
+        ] {
+            let target = api::Target { target: Some(api::target::Target::Planned(incomplete)) };
+            assert!(read_target(Some(target)).is_err());
         }
     }
 

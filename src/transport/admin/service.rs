@@ -32,7 +32,7 @@ use crate::{
         Admin,
         activity::TopQuery,
         admin::AdminError,
-        overrides::{AppliedChange, ChangeInfo},
+        overrides::{AppliedChange, ChangeInfo, ChangeRequest},
         search::{FoundEntity, SearchedValue},
     },
     traffic::{self, access_log::Mapping},
@@ -115,6 +115,33 @@ impl Service {
         }
         switches
     }
+
+    /// Returns the planned switches.
+    fn planned_switches(&self) -> Vec<api::Override> {
+        let snapshot = self.admin.in_force.snapshot().load();
+        let mut names = KnownNames::new(snapshot.rule_set());
+        let mut switches = Vec::new();
+        for planned in snapshot.overrides().planned() {
+            if matches!(planned.target.begun(), Target::Switch(_)) {
+                switches.push(write_checked_override(planned, Origin::Store, &mut names));
+            }
+        }
+        switches
+    }
+
+    /// Returns the planned overrides of the targets of a change, without those that it has set.
+    fn planned_for(&self, applied: &AppliedChange) -> Vec<api::Override> {
+        let snapshot = self.admin.in_force.snapshot().load();
+        let mut planned = Vec::new();
+        for changed in &applied.changes {
+            for entry in snapshot.overrides().planned_for(changed.target.begun()) {
+                if applied.changes.iter().all(|other| other.target != entry.target) {
+                    planned.push(write_override(entry, Origin::Store));
+                }
+            }
+        }
+        planned
+    }
 }
 
 #[tonic::async_trait]
@@ -124,8 +151,10 @@ impl AdminService for Service {
         request: Request<api::PutOverridesRequest>,
     ) -> MethodResult<api::PutOverridesResponse> {
         let info = Self::info(&request, &request.get_ref().reason)?;
-        let request = request.into_inner();
-        let requests = request.changes.into_iter().map(read_change).collect::<Result<Vec<_>, _>>()?;
+        let mut request = request.into_inner();
+        let changes = std::mem::take(&mut request.changes);
+        let requests = changes.into_iter().map(read_change).collect::<Result<Vec<_>, _>>()?;
+        check_options(&request, &requests)?;
         let warnings = self.admin.unknown_names(&requests);
         if request.reject_unknown_names && !warnings.is_empty() {
             return Err(reject_unknown_names(&warnings));
@@ -140,8 +169,9 @@ impl AdminService for Service {
         let applied = self.admin.put(&requests, info, request.additive).await;
         let applied = applied.map_err(|error| reject(&error))?;
         let version = applied.version;
+        let planned = self.planned_for(&applied);
         let changes = override_changes(applied, Origin::Store);
-        Ok(Response::new(api::PutOverridesResponse { version, changes, warnings }))
+        Ok(Response::new(api::PutOverridesResponse { version, changes, warnings, planned }))
     }
 
     async fn list_overrides(
@@ -153,11 +183,13 @@ impl AdminService for Service {
         let size = page(page_size, 100);
         let snapshot = self.admin.in_force.snapshot().load_full();
         let [limits, plans, switches] = snapshot.overrides().counts().map(|count| count as u64);
+        let planned = snapshot.overrides().planned_count() as u64;
         // With a million overrides this takes long.
         let page = self.build(&caller, move || list_page(&snapshot, &prefix, &page_token, size));
         let OverridePage { overrides, next_page_token } = page.await?;
         let version = self.admin.overrides.status().version;
-        let response = api::ListOverridesResponse { overrides, next_page_token, version, limits, plans, switches };
+        let response =
+            api::ListOverridesResponse { overrides, next_page_token, version, limits, plans, switches, planned };
         Ok(Response::new(response))
     }
 
@@ -194,6 +226,10 @@ impl AdminService for Service {
         for (origin, entry) in &inspection.overrides {
             overrides.push(write_checked_override(entry, *origin, &mut names));
         }
+        let mut planned = Vec::new();
+        for entry in snapshot.overrides().planned_for_descriptor(&domain, &entries(&pairs), matched) {
+            planned.push(write_checked_override(entry, Origin::Store, &mut names));
+        }
         let target = Target::Limit { domain, entries: pairs };
         let query = TopQuery { max_entities: 1, period: TopEntities::MAX_PERIOD, ..TopQuery::default() };
         let (denied, _) = self.admin.activity.top(&query, |ranked, _| *ranked == target);
@@ -215,6 +251,7 @@ impl AdminService for Service {
             decided_by: decided_by.to_owned(),
             denied_since: denied.top.first().map(|ranked| time(ranked.since)),
             max_hits: inspection.max_hits,
+            planned,
         }))
     }
 
@@ -285,7 +322,7 @@ impl AdminService for Service {
             Target::Limit { domain: ranked_domain, .. } => {
                 (domain.is_empty() || domain == *ranked_domain) && filter.matches(ranked_domain, ranked_rule)
             }
-            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) => false,
+            Target::Plan { .. } | Target::Switch(_) | Target::Rules(_) | Target::Planned { .. } => false,
         });
         let mut unmatched = if rule.is_empty() { activity.unmatched(all_instances) } else { Vec::new() };
         unmatched.retain(|group| domain.is_empty() || group.domain == domain);
@@ -320,8 +357,9 @@ impl AdminService for Service {
 
     async fn get_health(&self, request: Request<api::GetHealthRequest>) -> MethodResult<api::GetHealthResponse> {
         let mut switches = self.all_switches();
+        let mut planned_switches = self.planned_switches();
         if caller(&request)?.role < Role::Read {
-            for switch in &mut switches {
+            for switch in switches.iter_mut().chain(&mut planned_switches) {
                 switch.author.clear();
                 switch.reason.clear();
             }
@@ -338,6 +376,7 @@ impl AdminService for Service {
                 .and_then(|last_sync| u64::try_from(last_sync.elapsed().as_millis()).ok()),
             overrides_error: status.error.unwrap_or_default(),
             switches,
+            planned_switches,
         }))
     }
 
@@ -536,11 +575,12 @@ struct OverridePage {
 fn list_page(snapshot: &Snapshot, prefix: &str, page_token: &str, size: usize) -> OverridePage {
     let all = snapshot.overrides();
     let store_switches = all.switches(Origin::Store).map(|switch| switch.target.to_string());
+    let planned = all.planned().map(|planned| planned.target.to_string());
     // The smallest names: those of the page, and one more if others follow.
     let mut first = BinaryHeap::new();
-    for name in all.targets().map(str::to_owned).chain(store_switches) {
+    for name in all.targets().map(str::to_owned).chain(store_switches).chain(planned) {
         let is_on_previous_page = !page_token.is_empty() && name.as_str() <= page_token;
-        if is_on_previous_page || !name.starts_with(prefix) {
+        if is_on_previous_page || !has_prefix(&name, prefix) {
             continue;
         }
         first.push(name);
@@ -564,6 +604,15 @@ fn list_page(snapshot: &Snapshot, prefix: &str, page_token: &str, size: usize) -
         }
     }
     OverridePage { overrides, next_page_token }
+}
+
+/// Returns whether the text of a target begins with a prefix, or that of a planned one without its beginning.
+fn has_prefix(name: &str, prefix: &str) -> bool {
+    if name.starts_with(prefix) {
+        return true;
+    }
+    let mut parts = name.splitn(3, '|');
+    parts.next() == Some("planned") && parts.nth(1).is_some_and(|begun| begun.starts_with(prefix))
 }
 
 /// Returns the number of hits of a rule that the candidate rules decide differently.
@@ -616,14 +665,14 @@ impl Service {
     /// Sets switches that apply to this instance only. Each is set separately, not all or none.
     async fn switch_this_instance(
         &self,
-        requests: &[crate::service::overrides::ChangeRequest],
+        requests: &[ChangeRequest],
         info: ChangeInfo,
         warnings: Vec<String>,
     ) -> MethodResult<api::PutOverridesResponse> {
         let mut changes = Vec::new();
         for request in requests {
             let Target::Switch(scope) = &request.target else {
-                return Err(Status::invalid_argument("this_instance is only available for switches"));
+                return Err(only_for_switches());
             };
             let overrides = &self.admin.overrides;
             let value = request.value.as_deref();
@@ -631,8 +680,25 @@ impl Service {
             let applied = result.map_err(|error| reject(&AdminError::Change(error)))?;
             changes.extend(override_changes(applied, Origin::Instance));
         }
-        Ok(Response::new(api::PutOverridesResponse { version: 0, changes, warnings }))
+        Ok(Response::new(api::PutOverridesResponse { version: 0, changes, warnings, ..Default::default() }))
     }
+}
+
+/// Checks that the options of a request are available for its changes.
+fn check_options(request: &api::PutOverridesRequest, changes: &[ChangeRequest]) -> Result<(), Status> {
+    for change in changes {
+        if request.additive && change.target.beginning().is_some() {
+            return Err(Status::invalid_argument("additive is not available for overrides that begin later"));
+        }
+        if request.this_instance && !matches!(change.target, Target::Switch(_)) {
+            return Err(only_for_switches());
+        }
+    }
+    Ok(())
+}
+
+fn only_for_switches() -> Status {
+    Status::invalid_argument("this_instance is only available for switches that apply at once")
 }
 
 /// Returns the error for changes with unknown names. It lists the first of them.

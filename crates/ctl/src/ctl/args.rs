@@ -9,7 +9,7 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
     client::Connection,
-    parse::{self, Expiry, descriptor},
+    parse::{self, Beginning, Expiry, PlannedBeginning, descriptor, planned},
 };
 
 const EXAMPLES: &str = "Examples:
@@ -23,6 +23,7 @@ const SET_LIMIT_EXAMPLES: &str = "Examples:
   sluicegate ctl limit set shop user=bob 500/minute --for 2h --reason 'ticket 4711'
   sluicegate ctl limit set shop user=bob 500 per 15 minutes
   sluicegate ctl limit set 'shop|user=bob' unlimited
+  sluicegate ctl limit set shop user=bob 5000/minute --from 2026-11-27T00:00:00Z --until 2026-11-30T00:00:00Z
   sluicegate ctl limit set shop user=bob '{unit: minute, requests_per_unit: 500, algorithm: token_bucket, burst: 50}'";
 
 const LIMIT_EXAMPLES: &str = "Examples:
@@ -192,11 +193,22 @@ pub(super) struct ChangeOptions {
 #[derive(Debug, Args)]
 pub(super) struct SetOptions {
     #[command(flatten)]
+    pub(super) beginning: Beginning,
+    #[command(flatten)]
     pub(super) expiry: Expiry,
     #[command(flatten)]
     pub(super) change: ChangeOptions,
     #[command(flatten)]
     pub(super) names: UnknownNames,
+}
+
+/// Options of a change that removes an override.
+#[derive(Debug, Args)]
+pub(super) struct RemoveOptions {
+    #[command(flatten)]
+    pub(super) change: ChangeOptions,
+    #[command(flatten)]
+    pub(super) planned: PlannedBeginning,
 }
 
 /// Whether names are accepted that the rules do not have.
@@ -224,7 +236,7 @@ pub(super) enum Limit {
         #[command(flatten)]
         options: SetOptions,
         /// Make the additional hits of a higher limit available at once, even if the counter is used up
-        #[arg(long)]
+        #[arg(long, conflicts_with = "from")]
         additive: bool,
     },
     /// Show the limit that was set for a descriptor
@@ -236,9 +248,9 @@ pub(super) enum Limit {
         #[command(flatten)]
         descriptor: Descriptor,
         #[command(flatten)]
-        change: ChangeOptions,
+        options: RemoveOptions,
     },
-    /// List the limits that were set for descriptors
+    /// List the limits that were set for descriptors, also planned ones
     #[command(after_help = "Examples:\n  sluicegate ctl limit list\n  sluicegate ctl limit list shop user=bob")]
     List {
         /// List only limits of this domain; or a descriptor as `ctl top` prints it
@@ -273,9 +285,9 @@ pub(super) enum Plan {
         #[arg(value_name = "KEY=VALUE")]
         entity: Option<String>,
         #[command(flatten)]
-        change: ChangeOptions,
+        options: RemoveOptions,
     },
-    /// List the assignments to plans
+    /// List the assignments to plans, also planned ones
     #[command(after_help = "Example:\n  sluicegate ctl plan list shop")]
     List {
         /// List only assignments of this domain
@@ -312,7 +324,7 @@ pub(super) enum Switch {
     /// Remove a switch
     #[command(after_help = CLEAR_EXAMPLES)]
     Clear(ClearSwitch),
-    /// List the switches
+    /// List the switches, also planned ones
     #[command(after_help = "Example:\n  sluicegate ctl switch list")]
     List,
 }
@@ -362,7 +374,7 @@ pub(super) struct SetSwitch {
     #[command(flatten)]
     pub(super) options: SetOptions,
     /// Set the switch only on the instances of --addr, even if their store is unavailable, until they restart
-    #[arg(long)]
+    #[arg(long, conflicts_with = "from")]
     pub(super) here: bool,
 }
 
@@ -373,9 +385,9 @@ pub(super) struct ClearSwitch {
     #[arg(required = true, num_args = 1..=3)]
     pub(super) scope: Vec<String>,
     #[command(flatten)]
-    pub(super) change: ChangeOptions,
+    pub(super) options: RemoveOptions,
     /// Clear the switch only on the instances of --addr, even if their store is unavailable
-    #[arg(long)]
+    #[arg(long, conflicts_with = "from")]
     pub(super) here: bool,
 }
 
@@ -422,12 +434,15 @@ impl Top {
     }
 }
 
-impl ChangeOptions {
+impl RemoveOptions {
     /// Returns the request to remove an override.
-    pub(super) fn removal(self, target: api::target::Target) -> api::PutOverridesRequest {
-        self.request(target, "", None)
+    pub(super) fn request(self, target: api::target::Target) -> anyhow::Result<api::PutOverridesRequest> {
+        let target = self.planned.apply_to(target)?;
+        Ok(self.change.request(target, "", None))
     }
+}
 
+impl ChangeOptions {
     fn request(self, target: api::target::Target, value: &str, until: Option<Timestamp>) -> api::PutOverridesRequest {
         let change = api::ChangeRequest {
             target: Some(api::Target { target: Some(target) }),
@@ -442,7 +457,12 @@ impl ChangeOptions {
 impl SetOptions {
     /// Returns the request to set an override.
     pub(super) fn request(self, target: api::target::Target, value: &str) -> anyhow::Result<api::PutOverridesRequest> {
-        let until = self.expiry.read().context("the expiry is invalid")?;
+        let from = self.beginning.read()?;
+        let until = self.expiry.read(from).context("the expiry is invalid")?;
+        let target = match from {
+            Some(from) => planned(target, from)?,
+            None => target,
+        };
         let request = self.change.request(target, value, until);
         Ok(api::PutOverridesRequest { reject_unknown_names: !self.names.allow_unknown, ..request })
     }

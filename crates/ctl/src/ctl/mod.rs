@@ -98,15 +98,17 @@ async fn execute_limit(limit: Limit, mut client: Client, output: Output) -> anyh
             let descriptor = descriptor.to_message()?;
             let name = parse::limit_target_name(&descriptor);
             let overrides = client.list(&name).await?;
-            let target = Some(api::Target { target: Some(api::target::Target::Limit(descriptor)) });
-            match overrides.iter().find(|entry| entry.target == target) {
-                Some(entry) => output.overrides(std::slice::from_ref(entry)),
-                None => bail!("no limit is set for {name}"),
+            let target = Some(api::target::Target::Limit(descriptor));
+            let is_of_target = |entry: &api::Override| entry.target.as_ref().and_then(parse::begun) == target;
+            let found: Vec<_> = overrides.into_iter().filter(is_of_target).collect();
+            if found.is_empty() {
+                bail!("no limit is set for {name}");
             }
+            output.overrides(&found)
         }
-        Limit::Unset { descriptor, change } => {
+        Limit::Unset { descriptor, options } => {
             let target = api::target::Target::Limit(descriptor.to_message()?);
-            output.changed(&client.put(change.removal(target)).await?)
+            output.changed(&client.put(options.request(target)?).await?)
         }
         Limit::List { domain, entries } => {
             let prefix = match domain {
@@ -133,8 +135,8 @@ async fn execute_plan(plan: Plan, mut client: Client, output: Output) -> anyhow:
             let request = options.request(parse::plan_target(&domain, entity)?, plan)?;
             output.changed(&client.put(request).await?)
         }
-        Plan::Unassign { domain, entity, change } => {
-            let request = change.removal(parse::plan_target(&domain, entity.as_deref())?);
+        Plan::Unassign { domain, entity, options } => {
+            let request = options.request(parse::plan_target(&domain, entity.as_deref())?)?;
             output.changed(&client.put(request).await?)
         }
         Plan::List { domain } => {
@@ -156,9 +158,9 @@ async fn execute_switch(switch: Switch, mut client: Client, output: Output) -> a
         Switch::Shadow(switch) => ("shadow", switch),
         Switch::Enforce(switch) => ("enforce", switch),
         Switch::Deny(switch) => ("deny", switch),
-        Switch::Clear(ClearSwitch { scope, change, here }) => {
+        Switch::Clear(ClearSwitch { scope, options, here }) => {
             let target = api::target::Target::Switch(names::scope(&scope, &mut client).await?);
-            return put_switch(change.removal(target), here, client, output).await;
+            return put_switch(options.request(target)?, here, client, output).await;
         }
         Switch::List => {
             let health = client.health().await;

@@ -15,10 +15,53 @@ use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::super::entries::Entity;
 
+/// Beginning of an override.
+#[derive(Debug, Args)]
+pub(super) struct Beginning {
+    /// Date and time when the override begins, such as 2026-12-01T00:00:00Z; without it, at once
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+}
+
+impl Beginning {
+    pub(super) fn read(&self) -> anyhow::Result<Option<Timestamp>> {
+        beginning(self.from.as_deref())
+    }
+}
+
+/// Beginning of a planned override to remove.
+#[derive(Debug, Args)]
+pub(super) struct PlannedBeginning {
+    /// Remove the planned override that begins at this date and time, such as 2026-12-01T00:00:00Z
+    #[arg(long, value_name = "TIME")]
+    from: Option<String>,
+}
+
+impl PlannedBeginning {
+    /// Returns the target of the planned override, or the target itself without a beginning.
+    pub(super) fn apply_to(&self, target: api::target::Target) -> anyhow::Result<api::target::Target> {
+        match beginning(self.from.as_deref())? {
+            Some(from) => planned(target, from),
+            None => Ok(target),
+        }
+    }
+}
+
+/// Reads the beginning of an override.
+fn beginning(from: Option<&str>) -> anyhow::Result<Option<Timestamp>> {
+    let from = from.map(time).transpose().context("the beginning is invalid")?;
+    Ok(from.map(to_full_second))
+}
+
+/// Rounds a time up to a full second, at which overrides begin and end. Rounded here, all commands print the same time.
+fn to_full_second(time: Timestamp) -> Timestamp {
+    Timestamp { seconds: time.seconds + i64::from(time.nanos > 0), nanos: 0 }
+}
+
 /// Expiry of an override.
 #[derive(Debug, Args)]
 pub(super) struct Expiry {
-    /// Time until the override expires, such as 2h or 30m
+    /// Time until the override expires, such as 2h or 30m; with --from, after its beginning
     #[arg(long = "for", value_name = "DURATION", conflicts_with = "until")]
     duration: Option<String>,
     /// Date and time when the override expires, such as 2026-11-22T04:00:00Z
@@ -28,15 +71,20 @@ pub(super) struct Expiry {
 
 impl Expiry {
     #[allow(clippy::disallowed_methods, reason = "an expiry is wall clock time")]
-    pub(super) fn read(&self) -> anyhow::Result<Option<Timestamp>> {
+    pub(super) fn read(&self, from: Option<Timestamp>) -> anyhow::Result<Option<Timestamp>> {
         if let Some(duration) = &self.duration {
             let duration: Duration = humantime::parse_duration(duration)
                 .with_context(|| format!("{duration:?} is not a duration such as 2h"))?;
-            let expiry = SystemTime::now().checked_add(duration).context("the duration is too long")?;
+            let beginning = match from {
+                Some(from) => SystemTime::try_from(from).context("the beginning is too late")?,
+                None => SystemTime::now(),
+            };
+            let expiry = beginning.checked_add(duration).context("the duration is too long")?;
             let expiry = Timestamp::from(expiry);
-            // An override ends at a full second. Rounded here, all commands print the same time.
-            let rounds_up = expiry.nanos > 0 && !duration.is_zero();
-            return Ok(Some(Timestamp { seconds: expiry.seconds + i64::from(rounds_up), nanos: 0 }));
+            if duration.is_zero() {
+                return Ok(Some(Timestamp { nanos: 0, ..expiry }));
+            }
+            return Ok(Some(to_full_second(expiry)));
         }
         match &self.until {
             Some(until) => time(until).map(Some),
@@ -130,7 +178,45 @@ pub(super) fn printed_scope(text: &str) -> Option<api::Scope> {
     let name = text.strip_prefix("switch|").unwrap_or(text);
     match read_target(&format!("switch|{name}")).ok()?.target? {
         api::target::Target::Switch(scope) => Some(scope),
-        api::target::Target::Limit(_) | api::target::Target::Plan(_) | api::target::Target::Rules(_) => None,
+        api::target::Target::Limit(_)
+        | api::target::Target::Plan(_)
+        | api::target::Target::Rules(_)
+        | api::target::Target::Planned(_) => None,
+    }
+}
+
+/// Returns the target of an override that begins at a time.
+pub(super) fn planned(target: api::target::Target, from: Timestamp) -> anyhow::Result<api::target::Target> {
+    use api::{planned_target::Target as Planned, target::Target as TargetMessage};
+    let target = match target {
+        TargetMessage::Limit(limit) => Planned::Limit(limit),
+        TargetMessage::Plan(plan) => Planned::Plan(plan),
+        TargetMessage::Switch(scope) => Planned::Switch(scope),
+        TargetMessage::Rules(_) | TargetMessage::Planned(_) => {
+            bail!("only a limit, a plan or a switch can begin later")
+        }
+    };
+    Ok(TargetMessage::Planned(api::PlannedTarget { from: Some(from), target: Some(target) }))
+}
+
+/// Returns the target of an override after its beginning; `None` if it has none.
+pub(super) fn begun(target: &api::Target) -> Option<api::target::Target> {
+    use api::{planned_target::Target as Planned, target::Target as TargetMessage};
+    match target.target.clone()? {
+        TargetMessage::Planned(planned) => match planned.target? {
+            Planned::Limit(limit) => Some(TargetMessage::Limit(limit)),
+            Planned::Plan(plan) => Some(TargetMessage::Plan(plan)),
+            Planned::Switch(scope) => Some(TargetMessage::Switch(scope)),
+        },
+        target => Some(target),
+    }
+}
+
+/// Returns the time at which a planned override begins; `None` for others.
+pub(super) fn beginning_of(target: Option<&api::Target>) -> Option<Timestamp> {
+    match target?.target.as_ref()? {
+        api::target::Target::Planned(planned) => planned.from,
+        _ => None,
     }
 }
 
@@ -138,6 +224,10 @@ pub(super) fn printed_scope(text: &str) -> Option<api::Scope> {
 pub(super) fn read_target(name: &str) -> anyhow::Result<api::Target> {
     use api::{scope::Scope as ScopeMessage, target::Target as TargetMessage};
     let target = match Target::parse(name)? {
+        Target::Planned { from_seconds, target } => {
+            let begun = read_target(&target.to_string())?.target.context("the target is empty")?;
+            planned(begun, Timestamp { seconds: from_seconds.into(), nanos: 0 })?
+        }
         Target::Limit { domain, entries } => {
             let entries = entries.into_iter().map(|(key, value)| api::Entry { key, value }).collect();
             TargetMessage::Limit(api::Descriptor { domain, entries })
@@ -180,6 +270,11 @@ pub(super) fn target_name(target: Option<&api::Target>) -> String {
         Some(TargetMessage::Plan(api::PlanTarget { domain, key, value })) => {
             format!("plan|{}|{}={}", escaped(domain), escaped(key), escaped(value))
         }
+        Some(TargetMessage::Planned(planned)) => {
+            let from = planned.from.map(super::print::format_time).unwrap_or_default();
+            let begun = target.and_then(begun).map(|begun| api::Target { target: Some(begun) });
+            format!("planned|{from}|{}", target_name(begun.as_ref()))
+        }
         Some(TargetMessage::Rules(slot)) => match api::RuleSetSlot::try_from(*slot) {
             Ok(api::RuleSetSlot::InForce) => "rules|in_force".to_owned(),
             Ok(api::RuleSetSlot::Previous) => "rules|before".to_owned(),
@@ -214,6 +309,29 @@ mod tests {
         assert_eq!(split(&["5/minute"]), Some((0, "5/minute".to_owned())), "after a printed descriptor");
         assert_eq!((split(&["user=bob"]), split(&[])), (None, None), "the limit is missing");
         assert_eq!(split(&["user", "path=/a", "5/minute"]), None, "an entry without a value");
+    }
+
+    #[test]
+    fn a_planned_target_is_read_as_it_is_printed() {
+        for name in [
+            "planned|2026-12-01T00:00:00Z|limit|api|user=b%7Cb",
+            "planned|2026-12-01T00:00:00Z|plan|api|tenant=acme",
+            "planned|2026-12-01T00:00:00Z|switch|rule|api|user",
+        ] {
+            let target = read_target(name).unwrap();
+            assert_eq!(target_name(Some(&target)), name);
+            assert_eq!(beginning_of(Some(&target)).map(|from| from.seconds), Some(1_796_083_200));
+        }
+        assert!(read_target("planned|2026-12-01T00:00:00Z|rules|in_force").is_err());
+        assert_eq!(beginning_of(read_target("switch|everything").ok().as_ref()), None);
+    }
+
+    #[test]
+    fn an_override_ends_a_duration_after_its_beginning() {
+        let expiry = Expiry { duration: Some("3d".to_owned()), until: None };
+        let from = time("2026-11-27T00:00:00.001+01:00").map(to_full_second).unwrap();
+        let until = expiry.read(Some(from)).unwrap().unwrap();
+        assert_eq!(super::super::print::format_time(until), "2026-11-29T23:00:01Z");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use super::{
     super::grpc,
     changes::{changes_nothing, print_warnings},
     client::PerInstance,
-    parse::{escaped, target_name},
+    parse::{beginning_of, escaped, target_name},
 };
 
 /// Maximum number of combinations of keys without a rule that are printed.
@@ -31,13 +31,22 @@ impl Output {
             for change in &changed.changes {
                 print_change(change);
             }
+            for planned in &changed.planned {
+                println!("still planned: {}: {}", target_name(planned.target.as_ref()), value_until(planned));
+            }
         }
         if changes_nothing(changed) {
-            bail!("nothing was removed");
+            if changed.planned.is_empty() {
+                bail!("nothing was removed");
+            }
+            bail!("nothing was removed; --from TIME removes a planned override");
         }
-        if !self.json {
-            println!("version {}, in force on all instances within 1 s", changed.version);
+        if self.json {
+            return Ok(());
         }
+        let is_planned = changed.changes.iter().any(|change| beginning_of(change.target.as_ref()).is_some());
+        let effect = if is_planned { "known to" } else { "in force on" };
+        println!("version {}, {effect} all instances within 1 s", changed.version);
         Ok(())
     }
 
@@ -93,12 +102,16 @@ impl Output {
         let label = if has_limit { "override" } else { "override without effect, because no rule applies" };
         for entry in &response.overrides {
             let until = entry.until.map(|until| format!(" until {}", format_time(until))).unwrap_or_default();
-            let why = if entry.reason.is_empty() { String::new() } else { format!(": {}", entry.reason) };
+            let why = why(&entry.reason);
             let name = target_name(entry.target.as_ref());
             println!("{label}: {name} {}{until} (by {}{why})", entry.value, entry.author);
             if !entry.matches_nothing.is_empty() {
                 println!("  it matches nothing: {}", entry.matches_nothing);
             }
+        }
+        for entry in &response.planned {
+            let name = target_name(entry.target.as_ref());
+            println!("planned override: {name} {} (by {}{})", value_until(entry), entry.author, why(&entry.reason));
         }
         match &response.counter {
             Some(counter) => self.counter(counter),
@@ -275,7 +288,7 @@ impl Output {
                 };
                 println!("  overrides not synchronised {age}: {}", health.overrides_error);
             }
-            for switch in &health.switches {
+            for switch in health.switches.iter().chain(&health.planned_switches) {
                 println!("  {}", switch_line(switch));
             }
         }
@@ -286,13 +299,15 @@ impl Output {
         for (addr, health) in all {
             match health {
                 Ok(health) if self.json => {
-                    for switch in &health.switches {
+                    for switch in health.switches.iter().chain(&health.planned_switches) {
                         print_json("Override", switch)?;
                     }
                 }
-                Ok(health) if health.switches.is_empty() => println!("{addr}: no switch is set"),
                 Ok(health) => {
-                    for switch in &health.switches {
+                    if health.switches.is_empty() {
+                        println!("{addr}: no switch is set");
+                    }
+                    for switch in health.switches.iter().chain(&health.planned_switches) {
                         println!("{addr}: {}", switch_line(switch));
                     }
                 }
@@ -418,20 +433,27 @@ fn value_until(entry: &api::Override) -> String {
     }
 }
 
+/// Returns the reason of a change to follow its author.
+fn why(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {reason}") }
+}
+
 fn switch_line(switch: &api::Override) -> String {
     let name = target_name(switch.target.as_ref()).replacen("switch|", "", 1);
+    let kind = if beginning_of(switch.target.as_ref()).is_some() { "planned switch" } else { "switch" };
+    let name = name.replacen("planned|", "", 1);
     let until = switch.until.map(|until| format!(" until {}", format_time(until))).unwrap_or_default();
     let origin = match switch.origin() {
         api::Origin::Store => "",
         api::Origin::File => ", from the file of this instance",
         api::Origin::Instance => ", on this instance only",
     };
-    let why = if switch.reason.is_empty() { String::new() } else { format!(": {}", switch.reason) };
+    let why = why(&switch.reason);
     let effect = match switch.matches_nothing.as_str() {
         "" => String::new(),
         problem => format!("; it matches nothing: {problem}"),
     };
-    format!("switch {name} {}{until}{origin} (by {}{why}){effect}", switch.value, switch.author)
+    format!("{kind} {name} {}{until}{origin} (by {}{why}){effect}", switch.value, switch.author)
 }
 
 pub(super) fn format_time(time: Timestamp) -> String {

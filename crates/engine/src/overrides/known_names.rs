@@ -80,7 +80,7 @@ impl<'r> KnownNames<'r> {
 
     /// Returns the first name in an override that the rules do not have, or else a value that looks like a wildcard.
     pub fn unknown_name(&mut self, target: &Target, value: &str) -> Option<UnknownName> {
-        match target {
+        match target.begun() {
             Target::Limit { domain, entries } => self.unknown_key(domain, entries).or_else(|| wildcard_in(entries)),
             Target::Plan { domain, key, value: entity } => {
                 let entry = [(key.clone(), entity.clone())];
@@ -89,7 +89,7 @@ impl<'r> KnownNames<'r> {
             Target::Switch(Scope::Rule { domain, rule }) => self.unknown_rule(domain, rule),
             Target::Switch(Scope::Domain(domain)) => self.unknown_domain(domain),
             Target::Switch(Scope::Algorithm(name)) => self.unknown_algorithm(name),
-            Target::Switch(Scope::Everything) | Target::Rules(_) => None,
+            Target::Switch(Scope::Everything) | Target::Rules(_) | Target::Planned { .. } => None,
         }
     }
 
@@ -97,10 +97,10 @@ impl<'r> KnownNames<'r> {
     ///
     /// A limit of a known domain limits requests with exactly its entries, even if no rule has their keys.
     pub fn name_without_effect(&mut self, target: &Target, value: &str) -> Option<UnknownName> {
-        match target {
+        match target.begun() {
             Target::Limit { domain, .. } => self.unknown_domain(domain),
             Target::Plan { domain, key, .. } => self.unknown_plan(domain, key, value),
-            Target::Switch(_) | Target::Rules(_) => self.unknown_name(target, value),
+            Target::Switch(_) | Target::Rules(_) | Target::Planned { .. } => self.unknown_name(target, value),
         }
     }
 

@@ -9,6 +9,7 @@
 mod interner;
 mod key_lists;
 mod known_names;
+mod planned;
 mod switches;
 mod table;
 mod target;
@@ -32,6 +33,7 @@ use smallvec::SmallVec;
 use self::{
     interner::Interner,
     key_lists::{KeyLists, MAX_KEY_LISTS},
+    planned::{MAX_PLANNED, PlannedOverrides},
     switches::Switches,
     table::{Entity, EntityHash, Metadata, Table},
 };
@@ -62,6 +64,13 @@ impl Override {
     pub fn is_expired(&self, now: Micros) -> bool {
         self.until.is_some_and(|until| until <= now)
     }
+
+    /// Returns the override that a planned one becomes at its beginning, or `None` if it is not planned.
+    #[must_use]
+    pub fn begun(&self) -> Option<Self> {
+        let at = self.target.beginning()?;
+        Some(Self { target: self.target.begun().clone(), at, ..self.clone() })
+    }
 }
 
 /// Error returned for an invalid override.
@@ -90,6 +99,15 @@ pub enum OverrideError {
         "the end of the override is after 2106-02-07T06:28:15Z, the last that can be stored; leave it out for no end"
     )]
     EndsTooLate,
+    /// The override should have begun already.
+    #[error("the beginning of the override has passed; leave it out to set the override at once")]
+    HasBegun,
+    /// The override would end before it begins.
+    #[error("the end of the override must be after its beginning")]
+    EndsBeforeBeginning,
+    /// There are too many overrides that begin later.
+    #[error("there are already {MAX_PLANNED} planned overrides, which is the maximum")]
+    TooManyPlanned,
     /// The digest of a set of rules is empty.
     #[error("the digest of the set of rules is empty")]
     Rules,
@@ -120,6 +138,8 @@ pub struct Overrides {
     rules: Arc<BTreeMap<RuleSetSlot, Override>>,
     /// The targets of the overrides that expire, ordered by time.
     expirations: Arc<BTreeSet<(Micros, Target)>>,
+    /// Overrides that begin later.
+    planned: Arc<PlannedOverrides>,
 }
 
 /// The custom limit of an entity.
@@ -144,6 +164,7 @@ impl Default for Overrides {
             switches: Arc::default(),
             rules: Arc::default(),
             expirations: Arc::default(),
+            planned: Arc::default(),
         }
     }
 }
@@ -271,7 +292,7 @@ impl Overrides {
     /// Returns an error if the target or the value is invalid.
     pub fn check(entry: &Override, options: Options) -> Result<(), OverrideError> {
         entry.target.check()?;
-        match &entry.target {
+        match entry.target.begun() {
             Target::Limit { .. } => parse_limit(&entry.value, options).map(drop),
             _ => Self::check_value(entry),
         }
@@ -290,15 +311,38 @@ impl Overrides {
         }
     }
 
-    /// Checks whether [`put`](Self::put) would accept an override, and its target.
+    /// Checks whether the beginning of a planned override is after `now` and before its end.
     ///
     /// # Errors
     ///
-    /// Returns an error if the target or the value is invalid, or if the domain has limits for too many lists of keys.
+    /// Returns an error if it is not.
+    pub fn check_beginning(entry: &Override, now: Micros) -> Result<(), OverrideError> {
+        let Some(from) = entry.target.beginning() else {
+            return Ok(());
+        };
+        if from <= now {
+            return Err(OverrideError::HasBegun);
+        }
+        match entry.until {
+            Some(until) if until <= from => Err(OverrideError::EndsBeforeBeginning),
+            _ => Ok(()),
+        }
+    }
+
+    /// Checks whether these overrides can have an override, also after its beginning if it is planned.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the target or the value is invalid, if the domain has limits for too many lists of keys, or if
+    /// there are too many planned overrides.
     pub fn can_put(&self, entry: &Override, options: Options) -> Result<(), OverrideError> {
         entry.target.check()?;
         Self::check_value(entry)?;
-        let Target::Limit { domain, entries } = &entry.target else {
+        let is_new = matches!(entry.target, Target::Planned { .. }) && self.planned.get(&entry.target).is_none();
+        if is_new && self.planned.len() >= MAX_PLANNED {
+            return Err(OverrideError::TooManyPlanned);
+        }
+        let Target::Limit { domain, entries } = entry.target.begun() else {
             return Ok(());
         };
         let keys: Vec<&str> = entries.iter().map(|(key, _)| key.as_str()).collect();
@@ -312,7 +356,7 @@ impl Overrides {
     }
 
     fn check_value(entry: &Override) -> Result<(), OverrideError> {
-        match &entry.target {
+        match entry.target.begun() {
             // `put` parses the limit, once for all overrides with the same text.
             Target::Limit { .. } => Ok(()),
             Target::Plan { .. } => parse_plan(&entry.value).map(drop),
@@ -322,6 +366,7 @@ impl Overrides {
             },
             Target::Rules(_) if entry.value.is_empty() => Err(OverrideError::Rules),
             Target::Rules(_) => Ok(()),
+            Target::Planned { .. } => Err(TargetError::NotPlannable.into()),
         }
     }
 
@@ -372,6 +417,10 @@ impl Overrides {
             }
             Target::Switch(_) => self.set_switch(&entry, Origin::Store),
             Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).insert(*slot, entry.clone())),
+            Target::Planned { .. } => {
+                Self::check(&entry, options)?;
+                Arc::make_mut(&mut self.planned).insert(entry.clone());
+            }
         }
         if let (Some(until), Target::Limit { .. } | Target::Plan { .. }) = (entry.until, &entry.target) {
             Arc::make_mut(&mut self.expirations).insert((until, entry.target));
@@ -452,6 +501,7 @@ impl Overrides {
             }
             Target::Switch(scope) => drop(self.clear_switch(scope, Origin::Store)),
             Target::Rules(slot) => drop(Arc::make_mut(&mut self.rules).remove(slot)),
+            Target::Planned { .. } => Arc::make_mut(&mut self.planned).remove(target),
         }
         Some(before)
     }
@@ -470,6 +520,7 @@ impl Overrides {
             }
             Target::Switch(scope) => self.switches.by_origin(Origin::Store).get(scope).cloned(),
             Target::Rules(slot) => self.rules.get(slot).cloned(),
+            Target::Planned { .. } => self.planned.get(target).cloned(),
         }
     }
 
@@ -478,7 +529,8 @@ impl Overrides {
         let limits =
             self.limits.iter().filter_map(|entry| self.read_override(entry, |id| self.limits_by_text.text(id)));
         let plans = self.plans.iter().filter_map(|entry| self.read_override(entry, |id| self.plans_by_text.text(id)));
-        limits.chain(plans).chain(self.switches(Origin::Store).cloned()).chain(self.rules.values().cloned())
+        let rest = self.switches(Origin::Store).chain(self.rules.values()).chain(self.planned.iter());
+        limits.chain(plans).chain(rest.cloned())
     }
 
     /// Returns the override for a set of rules. Its value begins with the digest of the set.
@@ -496,6 +548,76 @@ impl Overrides {
     pub fn expired(&self, now: Micros, max: usize) -> impl Iterator<Item = Override> {
         let expired = self.expirations.iter().take_while(move |(until, _)| *until <= now).take(max);
         expired.filter_map(|(_, target)| self.get(target))
+    }
+
+    /// Returns the planned overrides, ordered by target.
+    pub fn planned(&self) -> impl Iterator<Item = &Override> {
+        self.planned.iter()
+    }
+
+    /// Returns the number of planned overrides.
+    #[must_use]
+    pub fn planned_count(&self) -> usize {
+        self.planned.len()
+    }
+
+    /// Returns the planned overrides of a target, earliest first.
+    pub fn planned_for(&self, target: &Target) -> impl Iterator<Item = &Override> {
+        self.planned.of(target)
+    }
+
+    /// Returns the planned overrides for a descriptor: of a switch, of its limit, of its plan.
+    #[must_use]
+    pub fn planned_for_descriptor(&self, domain: &str, entries: &[Entry<'_>], rule: Option<&Rule>) -> Vec<&Override> {
+        let mut found = Vec::new();
+        if self.planned.len() == 0 {
+            return found;
+        }
+        for scope in switches::scopes(domain, rule) {
+            found.extend(self.planned.of(&Target::Switch(scope)));
+        }
+        for length in 1..=entries.len() {
+            found.extend(self.planned.of(&Target::of_descriptor(domain, &entries[..length])));
+        }
+        for entry in entries {
+            let key = entry.key.to_owned();
+            let value = bounded(entry.value).into_owned();
+            found.extend(self.planned.of(&Target::Plan { domain: domain.to_owned(), key, value }));
+        }
+        found
+    }
+
+    /// Returns the planned overrides that have begun, earliest first.
+    pub fn due(&self, now: Micros) -> impl Iterator<Item = &Override> {
+        self.planned.due(now)
+    }
+
+    /// Returns the earliest beginning of a planned override after `now`, or `None` if there is none.
+    #[must_use]
+    pub fn next_beginning(&self, now: Micros) -> Option<Micros> {
+        self.planned.next(now)
+    }
+
+    /// Puts the planned overrides that have begun in force, each in place of the override of its target.
+    ///
+    /// An override that was set after the beginning stays in force. Values that have become invalid are dropped.
+    pub fn begin_planned(&mut self, now: Micros, options: Options) {
+        let due: Vec<Override> = self.due(now).cloned().collect();
+        for planned in due {
+            Arc::make_mut(&mut self.planned).remove(&planned.target);
+            if let Some(begun) = planned.begun()
+                && !self.is_set_after(&begun.target, begun.at)
+            {
+                let _ = self.put(begun, options);
+            }
+        }
+    }
+
+    /// Returns whether the override of a target was set after a second, so that one that has begun then is outdated.
+    #[must_use]
+    pub fn is_set_after(&self, target: &Target, second: Micros) -> bool {
+        // Tables store only the second in which an override was set.
+        self.get(target).is_some_and(|entry| entry.at.floor_secs() > second.floor_secs())
     }
 
     fn intern(&mut self, text: &str) -> u32 {

@@ -1,9 +1,13 @@
-//! [`Target`] of an override, and its text form, such as `limit|api|user=bob|path=/v1/charges`.
+//! [`Target`] of an override, and its text form, such as `limit|api|user=bob|path=/v1/charges`. An override that begins
+//! later has the beginning before it: `planned|2026-12-01T00:00:00Z|limit|api|user=bob`.
 
-use std::fmt;
+use std::{
+    fmt,
+    time::{Duration, UNIX_EPOCH},
+};
 
 use percent_encoding::percent_decode_str;
-use sluicegate_algorithm::Algorithm;
+use sluicegate_algorithm::{Algorithm, Micros};
 use sluicegate_placement::{ESCAPED, escape};
 use sluicegate_rules::Entry;
 
@@ -38,6 +42,13 @@ pub enum Target {
     Switch(Scope),
     /// A set of rules that replaces the rule files, or is evaluated in addition.
     Rules(RuleSetSlot),
+    /// A target whose override begins later, as if it were set then.
+    Planned {
+        /// The beginning in seconds since the Unix epoch.
+        from_seconds: u32,
+        /// A limit, a plan or a switch.
+        target: Box<Target>,
+    },
 }
 
 /// The use of a set of rules.
@@ -106,6 +117,9 @@ pub enum TargetError {
     /// The domain, the list of entries, a key or another name is empty.
     #[error("an override target needs a domain and entries with keys")]
     Empty,
+    /// The target of a planned override is neither a limit nor a plan nor a switch.
+    #[error("only a limit, a plan or a switch can begin later")]
+    NotPlannable,
 }
 
 impl Target {
@@ -126,6 +140,35 @@ impl Target {
             }
             Self::Plan { domain, key, value } => Self::Plan { domain, key, value: bounded(&value).into_owned() },
             Self::Switch(_) | Self::Rules(_) => self,
+            Self::Planned { from_seconds, target } => {
+                Self::Planned { from_seconds, target: Box::new(target.with_bounded_values()) }
+            }
+        }
+    }
+
+    /// Returns the target of an override that begins at a time, which is rounded up to a full second. Returns `None` if
+    /// the time is too late.
+    #[must_use]
+    pub fn planned(self, from: Micros) -> Option<Self> {
+        let from_seconds = u32::try_from(from.ceil_secs()).ok()?;
+        Some(Self::Planned { from_seconds, target: Box::new(self) })
+    }
+
+    /// Returns the time at which the override of a planned target begins; `None` for other targets.
+    #[must_use]
+    pub fn beginning(&self) -> Option<Micros> {
+        match self {
+            Self::Planned { from_seconds, .. } => Some(Micros::from_secs((*from_seconds).into())),
+            Self::Limit { .. } | Self::Plan { .. } | Self::Switch(_) | Self::Rules(_) => None,
+        }
+    }
+
+    /// Returns the target to which the override applies once it has begun.
+    #[must_use]
+    pub fn begun(&self) -> &Self {
+        match self {
+            Self::Planned { target, .. } => target,
+            Self::Limit { .. } | Self::Plan { .. } | Self::Switch(_) | Self::Rules(_) => self,
         }
     }
 
@@ -140,19 +183,25 @@ impl Target {
 
     /// Checks the target, given the length of its text.
     fn check_length(&self, length: usize) -> Result<(), TargetError> {
-        let empty = match self {
+        if let Self::Planned { target, .. } = self
+            && matches!(**target, Self::Rules(_) | Self::Planned { .. })
+        {
+            return Err(TargetError::NotPlannable);
+        }
+        let begun = self.begun();
+        let empty = match begun {
             Self::Limit { domain, entries } => {
                 domain.is_empty() || entries.is_empty() || entries.iter().any(|(key, _)| key.is_empty())
             }
             Self::Plan { domain, key, .. } => domain.is_empty() || key.is_empty(),
             Self::Switch(Scope::Rule { domain, rule }) => domain.is_empty() || rule.is_empty(),
             Self::Switch(Scope::Algorithm(name) | Scope::Domain(name)) => name.is_empty(),
-            Self::Switch(Scope::Everything) | Self::Rules(_) => false,
+            Self::Switch(Scope::Everything) | Self::Rules(_) | Self::Planned { .. } => false,
         };
         if empty {
             return Err(TargetError::Empty);
         }
-        let entries = if let Self::Limit { entries, .. } = self { entries.len() } else { 0 };
+        let entries = if let Self::Limit { entries, .. } = begun { entries.len() } else { 0 };
         if entries > MAX_ENTRIES || length > MAX_BYTES {
             return Err(TargetError::TooLong);
         }
@@ -165,6 +214,9 @@ impl Target {
     ///
     /// Returns an error if the text is malformed or the target is invalid.
     pub fn parse(text: &str) -> Result<Self, TargetError> {
+        if let Some(planned) = text.strip_prefix(PLANNED) {
+            return Self::parse_planned(planned).unwrap_or_else(|| Err(malformed(text)));
+        }
         let mut parts = text.split('|');
         let kind = parts.next().unwrap_or_default();
         let parts: Vec<&str> = parts.collect();
@@ -195,6 +247,33 @@ impl Target {
         target.check_length(if is_surely_short { text.len() } else { target.to_string().len() })?;
         Ok(target)
     }
+
+    /// Parses the beginning and the target of a planned override. Returns `None` if one of them is malformed.
+    fn parse_planned(text: &str) -> Option<Result<Self, TargetError>> {
+        let (from, begun) = text.split_once('|')?;
+        if begun.starts_with(PLANNED) {
+            return None;
+        }
+        let time = humantime::parse_rfc3339(from).ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let from_seconds = u32::try_from(time.as_secs()).ok()?;
+        // A beginning has one text, so that a target has one name in the store.
+        if time_text(from_seconds) != from {
+            return None;
+        }
+        let target = match Self::parse(begun) {
+            Ok(target) => Self::Planned { from_seconds, target: Box::new(target) },
+            Err(error) => return Some(Err(error)),
+        };
+        Some(target.check().map(|()| target))
+    }
+}
+
+/// Beginning of the texts of targets of planned overrides.
+const PLANNED: &str = "planned|";
+
+/// Returns a time as the target of a planned override contains it, such as `2026-12-01T00:00:00Z`.
+fn time_text(seconds: u32) -> String {
+    humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(seconds.into())).to_string()
 }
 
 fn malformed(text: &str) -> TargetError {
@@ -233,6 +312,9 @@ impl fmt::Display for Target {
             Self::Switch(Scope::Rule { domain, rule }) => {
                 append_part(&mut text, "switch|rule|", domain);
                 append_part(&mut text, "|", rule);
+            }
+            Self::Planned { from_seconds, target } => {
+                return write!(f, "{PLANNED}{}|{target}", time_text(*from_seconds));
             }
         }
         f.write_str(&String::from_utf8_lossy(&text))
@@ -276,6 +358,19 @@ mod tests {
             "switch|kind|",
             "plan|api|a=b|c=d",
             "other|x",
+            "planned",
+            "planned|2026-12-01T00:00:00Z",
+            "planned|2026-12-01T00:00:00Z|",
+            "planned|2026-12-01T00:00:00Z|rules|in_force",
+            "planned|2026-12-01T00:00:00Z|planned|2026-12-01T00:00:00Z|switch|everything",
+            "planned|2026-12-01T00:00:00Z|limit|api",
+            "planned|2026-12-01T00:00:00.000Z|switch|everything",
+            "planned|2026-12-01T00:00:00.5Z|switch|everything",
+            "planned|2026-12-01T00:00:00|switch|everything",
+            "planned|2026-12-01T01:00:00+01:00|switch|everything",
+            "planned|2106-02-07T06:28:16Z|switch|everything",
+            "planned|1969-12-31T23:59:59Z|switch|everything",
+            "planned|soon|switch|everything",
         ] {
             assert!(Target::parse(text).is_err(), "{text}");
         }
@@ -293,6 +388,24 @@ mod tests {
     }
 
     #[test]
+    fn the_target_of_a_planned_override_has_its_beginning_before_it() {
+        let limit = Target::Limit { domain: "api".into(), entries: vec![("user".into(), "b|b".into())] };
+        let planned = limit.clone().planned(Micros::new(1_796_083_199_000_001)).unwrap();
+        assert_eq!(planned.to_string(), "planned|2026-12-01T00:00:00Z|limit|api|user=b%7Cb");
+        assert_eq!(planned.beginning(), Some(Micros::from_secs(1_796_083_200)));
+        assert_eq!((planned.begun(), limit.begun(), limit.beginning()), (&limit, &limit, None));
+        assert_eq!(limit.clone().planned(Micros::from_secs(1 << 32)), None);
+        let latest = limit.planned(Micros::from_secs((1 << 32) - 1)).unwrap();
+        assert_eq!(Target::parse(&latest.to_string()), Ok(latest));
+        let rules = Target::Rules(RuleSetSlot::InForce).planned(Micros::ZERO).unwrap();
+        assert_eq!(rules.check(), Err(TargetError::NotPlannable));
+        let long = Target::Plan { domain: "d".into(), key: "k".repeat(MAX_BYTES - 20), value: "v".into() };
+        assert_eq!((long.check(), long.planned(Micros::ZERO).unwrap().check()), (Ok(()), Err(TargetError::TooLong)));
+        let many = "planned|2026-12-01T00:00:00Z|".repeat(100_000);
+        assert!(Target::parse(&many).is_err());
+    }
+
+    #[test]
     fn accepts_targets_up_to_the_maximum_length_and_number_of_entries() {
         let plan = |length| Target::Plan { domain: "d".into(), key: "k".repeat(length), value: "v".into() };
         let max_length = MAX_BYTES - plan(0).to_string().len();
@@ -306,6 +419,13 @@ mod tests {
     }
 
     fn target() -> impl Strategy<Value = Target> {
+        let planned = (any::<u32>(), plannable_target())
+            .prop_map(|(from_seconds, target)| Target::Planned { from_seconds, target: Box::new(target) });
+        let rules = prop::sample::select(RuleSetSlot::ALL.to_vec()).prop_map(Target::Rules);
+        prop_oneof![6 => plannable_target(), 1 => rules, 2 => planned]
+    }
+
+    fn plannable_target() -> impl Strategy<Value = Target> {
         prop_oneof![
             (text(), prop::collection::vec((text(), ".{0,4}"), 1..4))
                 .prop_map(|(domain, entries)| Target::Limit { domain, entries }),
@@ -314,7 +434,6 @@ mod tests {
             text().prop_map(|domain| Target::Switch(Scope::Domain(domain))),
             text().prop_map(|kind| Target::Switch(Scope::Algorithm(kind))),
             Just(Target::Switch(Scope::Everything)),
-            prop::sample::select(RuleSetSlot::ALL.to_vec()).prop_map(Target::Rules),
         ]
     }
 

@@ -192,12 +192,26 @@ fn target() -> impl Strategy<Value = String> {
         "switch|everything",
         "switch|domain|api",
         "rules|candidate",
+        "planned|1970-01-01T00:00:02Z|limit|api|user=a",
+        "planned|1970-01-01T00:00:04Z|limit|api|user=a",
+        "planned|1970-01-01T00:00:02Z|plan|api|user=a",
+        "planned|1970-01-01T00:00:03Z|switch|everything",
     ])
     .prop_map(str::to_owned)
 }
 
 fn step() -> impl Strategy<Value = (String, Option<(usize, Option<u64>, u8)>)> {
     (target(), prop::option::of((0..2_usize, prop::option::of(1..5_u64), 0..3_u8)))
+}
+
+/// Returns two values that a target can have.
+fn values_for(target: &Target) -> [&'static str; 2] {
+    match target.begun() {
+        Target::Limit { .. } => ["1/second", "blocked"],
+        Target::Plan { .. } => ["pro", "free"],
+        Target::Switch(_) => ["off", "deny"],
+        Target::Rules(_) | Target::Planned { .. } => ["abc 0.1", "def 1"],
+    }
 }
 
 proptest! {
@@ -208,17 +222,11 @@ proptest! {
             let key = Target::parse(&target).unwrap();
             match written {
                 Some((value, until, author)) => {
-                    let values = match &key {
-                        Target::Limit { .. } => ["1/second", "blocked"],
-                        Target::Plan { .. } => ["pro", "free"],
-                        Target::Switch(_) => ["off", "deny"],
-                        Target::Rules(_) => ["abc 0.1", "def 1"],
-                    };
                     let written = Override {
                         until: until.filter(|_| !matches!(key, Target::Rules(_))).map(Micros::from_secs),
                         author: author.to_string().into(),
                         version: version as u64,
-                        ..entry(&target, values[value])
+                        ..entry(&target, values_for(&key)[value])
                     };
                     overrides.put(written.clone(), Options::default()).unwrap();
                     model.insert(target, written);
@@ -229,14 +237,15 @@ proptest! {
             prop_assert_eq!(&stored, &model);
             let expired: Vec<_> =
                 overrides.expired(Micros::from_secs(3), 100).map(|entry| entry.target.to_string()).collect();
-            let expected = model.iter().filter(|(_, entry)| entry.is_expired(Micros::from_secs(3))).count();
+            let is_expired = |entry: &&Override| entry.is_expired(Micros::from_secs(3)) && entry.begun().is_none();
+            let expected = model.values().filter(is_expired).count();
             prop_assert_eq!(expired.len(), expected);
         }
         for target in model.into_keys() {
             overrides.remove(&Target::parse(&target).unwrap()).unwrap();
         }
         // Removing all overrides frees everything that they used.
-        prop_assert_eq!(overrides.counts(), [0; 3]);
+        prop_assert_eq!((overrides.counts(), overrides.planned_count(), overrides.next_beginning(Micros::ZERO)), ([0; 3], 0, None));
         prop_assert!(overrides.limit_key_lists.is_empty() && overrides.plan_key_lists.is_empty());
         prop_assert!(overrides.texts.is_empty() && overrides.limits_by_text.is_empty() && overrides.expirations.is_empty());
     }
@@ -289,4 +298,202 @@ fn the_switches_of_an_origin_are_replaced_together_and_survive_the_loss_of_the_s
     assert_eq!(switches, [web(), ("switch|everything".to_owned(), Mode::Off, Origin::Store)]);
     let rest = overrides.without_stored();
     assert_eq!((rest.counts(), in_force(&rest)), ([0; 3], vec![web()]));
+}
+
+fn planned(from: u64, target: &str, value: &str) -> Override {
+    let target = Target::parse(target).unwrap().planned(Micros::from_secs(from)).unwrap();
+    Override { version: from, ..entry(&target.to_string(), value) }
+}
+
+/// Returns the overrides after the beginning of those that are due.
+fn at(overrides: &Overrides, now: u64) -> Overrides {
+    let mut overrides = overrides.clone();
+    overrides.begin_planned(Micros::from_secs(now), Options::default());
+    overrides
+}
+
+#[test]
+fn a_planned_override_replaces_that_of_its_target_at_its_beginning() {
+    let mut overrides = all(&[("limit|api|user=bob", "1/second"), ("switch|everything", "off")]);
+    for planned in [
+        Override { until: Some(Micros::from_secs(30)), ..planned(10, "limit|api|user=bob", "2/second") },
+        planned(20, "limit|api|user=bob", "3/second"),
+        planned(10, "plan|api|tenant=acme", "pro"),
+        planned(10, "switch|everything", "deny"),
+    ] {
+        overrides.put(planned, Options::default()).unwrap();
+    }
+    let plan = |overrides: &Overrides| {
+        let entries = [Entry { key: "tenant", value: "acme" }];
+        overrides.plan("api", &entries, Micros::ZERO).map(|assignment| assignment.plan.to_string())
+    };
+    let mode = |overrides: &Overrides| overrides.modes(&RuleSet::default(), Micros::ZERO).mode_of("api", None);
+    assert_eq!((overrides.counts(), overrides.planned_count()), ([1, 0, 1], 4));
+    let next = |now| overrides.next_beginning(Micros::from_secs(now));
+    assert_eq!((next(9), next(10), next(20)), (Some(Micros::from_secs(10)), Some(Micros::from_secs(20)), None));
+    for (now, requests, tenant, switch, left) in [
+        (9, Some(1), None, Mode::Off, 4),
+        (10, Some(2), Some("pro"), Mode::Deny, 1),
+        (19, Some(2), Some("pro"), Mode::Deny, 1),
+        (20, Some(3), Some("pro"), Mode::Deny, 0),
+    ] {
+        let begun = at(&overrides, now);
+        let bob = limit(&begun, &[("user", "bob")], now).map(|(requests, _)| requests);
+        assert_eq!((bob, plan(&begun).as_deref(), mode(&begun)), (requests, tenant, Some(switch)), "{now}");
+        assert_eq!(begun.planned_count(), left, "{now}");
+    }
+    // An override that has begun is that of its author, set at its beginning, and it expires.
+    let begun = at(&overrides, 10);
+    let bob = begun.get(&Target::parse("limit|api|user=bob").unwrap()).unwrap();
+    assert_eq!((&*bob.author, &*bob.reason, bob.at, bob.version), ("alice", "ticket 4711", Micros::from_secs(10), 10));
+    assert_eq!(limit(&begun, &[("user", "bob")], 29), Some((2, 1)));
+    assert_eq!(limit(&begun, &[("user", "bob")], 30), None);
+    // Before its beginning it does not expire.
+    assert_eq!(overrides.expired(Micros::from_secs(30), 10).count(), 0);
+}
+
+#[test]
+fn an_override_that_was_set_after_the_beginning_stays_in_force() {
+    for (target, value, newer) in [
+        ("limit|api|user=bob", "2/second", "1/second"),
+        ("plan|api|user=bob", "pro", "free"),
+        ("switch|everything", "deny", "off"),
+    ] {
+        let key = Target::parse(target).unwrap();
+        for (seconds, expected) in [(9, value), (10, value), (11, newer)] {
+            let mut overrides = Overrides::default();
+            let at_seconds = Micros::new(seconds * 1_000_000 + 999_999);
+            overrides.put(Override { at: at_seconds, ..entry(target, newer) }, Options::default()).unwrap();
+            overrides.put(planned(10, target, value), Options::default()).unwrap();
+            assert_eq!(&*at(&overrides, 12).get(&key).unwrap().value, expected, "{target}, set at {seconds} s");
+            // Without a new one, a removed override does not return.
+            overrides.remove(&key).unwrap();
+            overrides.remove(&planned(10, target, value).target).unwrap();
+            assert_eq!(at(&overrides, 12).iter().count(), 0);
+        }
+    }
+}
+
+#[test]
+fn planned_overrides_are_found_by_their_target_and_for_a_descriptor() {
+    let mut overrides = Overrides::default();
+    for planned in [
+        planned(20, "limit|api|user=bob", "2/second"),
+        planned(10, "limit|api|user=bob", "1/second"),
+        planned(10, "limit|api|user=bob|path=/x", "1/second"),
+        planned(10, "limit|api|user=eve", "1/second"),
+        planned(10, "plan|api|user=bob", "pro"),
+        planned(10, "switch|domain|api", "off"),
+        planned(10, "switch|domain|web", "off"),
+    ] {
+        overrides.put(planned, Options::default()).unwrap();
+    }
+    let names = |found: Vec<&Override>| {
+        let names: Vec<String> =
+            found.iter().map(|entry| entry.target.to_string().replace("1970-01-01T00:00:", "")).collect();
+        names.join(" ")
+    };
+    let bob = Target::parse("limit|api|user=bob").unwrap();
+    let of_bob = names(overrides.planned_for(&bob).collect());
+    assert_eq!(of_bob, "planned|10Z|limit|api|user=bob planned|20Z|limit|api|user=bob");
+    let user = Entry { key: "user", value: "bob" };
+    let found = names(overrides.planned_for_descriptor("api", &[user], None));
+    assert_eq!(found, format!("planned|10Z|switch|domain|api {of_bob} planned|10Z|plan|api|user=bob"));
+    let due = names(overrides.due(Micros::from_secs(19)).collect());
+    assert!(due.starts_with("planned|10Z|limit|api|user=bob planned|10Z") && !due.contains("20Z"), "{due}");
+}
+
+#[test]
+fn a_planned_override_must_be_valid_at_its_beginning() {
+    let overrides = Overrides::default();
+    for (target, value, expected) in [
+        ("limit|api|user=bob", "lots", "is not a limit"),
+        ("plan|api|user=bob", "", "the name of the plan is empty"),
+        ("switch|everything", "maybe", "is not a mode"),
+    ] {
+        let invalid = planned(10, target, value);
+        for result in [
+            Overrides::check(&invalid, Options::default()),
+            overrides.can_put(&invalid, Options::default()),
+            overrides.clone().put(invalid.clone(), Options::default()),
+        ] {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+    let check = |until: Option<u64>, now| {
+        let until = until.map(Micros::from_secs);
+        let planned = Override { until, ..planned(10, "switch|everything", "off") };
+        Overrides::check_beginning(&planned, Micros::from_secs(now))
+    };
+    assert_eq!((check(None, 9), check(Some(11), 9)), (Ok(()), Ok(())));
+    assert_eq!(check(Some(10), 9), Err(OverrideError::EndsBeforeBeginning));
+    assert_eq!((check(None, 10), check(None, 11)), (Err(OverrideError::HasBegun), Err(OverrideError::HasBegun)));
+    assert_eq!(Overrides::check_beginning(&entry("switch|everything", "off"), Micros::from_secs(11)), Ok(()));
+}
+
+#[test]
+fn the_number_of_planned_overrides_has_a_maximum() {
+    let mut overrides = Overrides::default();
+    for number in 0..MAX_PLANNED as u64 {
+        overrides.put(planned(number, "switch|everything", "off"), Options::default()).unwrap();
+    }
+    let can_put = |from| overrides.can_put(&planned(from, "switch|everything", "deny"), Options::default());
+    assert_eq!((can_put(0), can_put(100_000)), (Ok(()), Err(OverrideError::TooManyPlanned)));
+    // Those of the store are always used.
+    let next = planned(100_000, "switch|everything", "deny");
+    assert_eq!(overrides.clone().put(next, Options::default()), Ok(()));
+}
+
+fn planned_or_set() -> impl Strategy<Value = Override> {
+    let target = prop::sample::select(vec!["limit|api|user=a", "plan|api|user=a", "switch|everything"]);
+    let until = prop::option::of((8..16_u64).prop_map(Micros::from_secs));
+    (target, any::<bool>(), 1..8_u64, 0..2_usize, until).prop_map(|(target, is_planned, at, value, until)| {
+        let value = values_for(&Target::parse(target).unwrap())[value];
+        let entry = if is_planned { planned(at, target, value) } else { entry(target, value) };
+        Override { at: Micros::from_secs(at), until, version: at, ..entry }
+    })
+}
+
+proptest! {
+    /// Instances begin planned overrides at different times, for example after a restart.
+    #[test]
+    fn the_overrides_in_force_do_not_depend_on_when_planned_ones_begin(
+        entries in prop::collection::vec(planned_or_set(), 0..12),
+        steps in prop::collection::vec(1..10_u64, 0..6),
+    ) {
+        let mut overrides = Overrides::default();
+        let mut latest: BTreeMap<Target, (u64, bool, Override)> = BTreeMap::new();
+        for entry in &entries {
+            overrides.put(entry.clone(), Options::default()).unwrap();
+        }
+        let now = 5;
+        for entry in overrides.iter() {
+            let time = entry.target.beginning().unwrap_or(entry.at).floor_secs();
+            let is_planned = entry.begun().is_some();
+            if is_planned && time > now {
+                continue;
+            }
+            let target = entry.target.begun().clone();
+            let is_latest = latest.get(&target).is_none_or(|(before, was_planned, _)| (time, is_planned) > (*before, *was_planned));
+            if is_latest {
+                let entry = entry.begun().unwrap_or(entry);
+                latest.insert(target, (time, is_planned, entry));
+            }
+        }
+        let mut in_steps = overrides.clone();
+        let mut times = steps;
+        times.retain(|step| *step < now);
+        times.sort_unstable();
+        for time in times {
+            in_steps.begin_planned(Micros::from_secs(time), Options::default());
+        }
+        for overrides in [at(&overrides, now), at(&in_steps, now)] {
+            for (target, (_, _, entry)) in &latest {
+                prop_assert_eq!(overrides.get(target), Some(entry.clone()));
+            }
+            prop_assert_eq!(overrides.due(Micros::from_secs(now)).count(), 0);
+            prop_assert_eq!(overrides.counts().iter().sum::<usize>(), latest.len());
+        }
+    }
 }
