@@ -22,7 +22,11 @@ export function scopeText(scope = {}) {
   return "everything";
 }
 
+// The target that an override has once it has begun.
+export const begunTarget = (target = {}) => target.planned ?? target;
+
 export function targetText(target = {}) {
+  if (target.planned) return targetText(target.planned);
   if (target.limit) return `${target.limit.domain ?? ""} ${entriesText(target.limit.entries)}`;
   if (target.plan) return `${target.plan.domain ?? ""} ${target.plan.key ?? ""}=${target.plan.value ?? ""}`;
   if (target.switch) return scopeText(target.switch);
@@ -36,6 +40,7 @@ const RULE_SETS = {
 };
 
 export function targetKind(target = {}) {
+  if (target.planned) return `Planned ${targetKind(target.planned).toLowerCase()}`;
   if (target.limit) return "Limit";
   if (target.plan) return "Plan";
   if (target.switch) return "Switch";
@@ -45,6 +50,7 @@ export function targetKind(target = {}) {
 // Reports whether two targets are the same.
 export const sameTarget = (one, other) => normal(one) === normal(other);
 function normal(target = {}) {
+  if (target.planned) return JSON.stringify(["planned", new Date(target.planned.from).getTime(), normal(target.planned)]);
   if (target.limit) return JSON.stringify(["limit", target.limit.domain ?? "", entriesOf(target.limit)]);
   if (target.plan) return JSON.stringify(["plan", target.plan.domain ?? "", target.plan.key ?? "", target.plan.value ?? ""]);
   return JSON.stringify([targetKind(target), targetText(target)]);

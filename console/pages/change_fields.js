@@ -1,10 +1,22 @@
-// Fields that the forms of changes share: a descriptor with lists of what exists, the end of an override, and the reason.
+// Fields that the forms of changes share: a descriptor with lists of what exists, the beginning and the end of an override,
+// and the reason.
 import { html } from "../base.js";
 import { keysOf, domainsOf, valuesOf } from "../known_names.js";
 import { Field, ListInput } from "../parts.js";
 
 // What a form suggests: an override that is made in a hurry should not stay for ever.
 export const SUGGESTED_END = { kind: "after", amount: "2", unit: "hours", at: "" };
+
+// When an override begins.
+export function BeginField({ begin, change }) {
+  const set = (name) => (event) => change({ ...begin, [name]: event.target.value });
+  return html`<fieldset class="inline"><legend class="field-label">Begin</legend>
+    <select aria-label="Kind of beginning" name="begin" value=${begin.kind} onChange=${set("kind")}>
+      <option value="now">At once</option><option value="at">At</option></select>
+    ${begin.kind === "at" && html`<input aria-label="Date and time of the beginning" name="begin-at" type="datetime-local" required value=${begin.at}
+      onInput=${set("at")} />`}
+  </fieldset>`;
+}
 
 // When an override ends.
 export function EndField({ end, change }) {

@@ -1,13 +1,13 @@
 // The forms for the limit of an entity, for its plan, and for a switch. They end in a plan of changes:
 // `{ id, changes, reason, … }`.
 import { html, useState } from "../base.js";
-import { endTime } from "../change_model.js";
+import { beginTime, endTime, plannedTarget } from "../change_model.js";
 import { plainLimit } from "../format.js";
 import { domainsOf, plansOf, rulesOf, useKnownRules } from "../known_names.js";
 import { Field, ListInput } from "../parts.js";
 import { useSession } from "../session.js";
 import { MODES, spaced } from "../words.js";
-import { DescriptorFields, DomainField, EndField, Reason, SUGGESTED_END, readDescriptor, wordsOf } from "./change_fields.js";
+import { BeginField, DescriptorFields, DomainField, EndField, Reason, SUGGESTED_END, readDescriptor, wordsOf } from "./change_fields.js";
 
 let plans = 0;
 export const newPlan = (plan) => {
@@ -15,16 +15,21 @@ export const newPlan = (plan) => {
   return { id: plans, ...plan };
 };
 
-// What all forms have: the end, the reason, and the button that leads to the preview.
+// What all forms have: the beginning, the end, the reason, and the button that leads to the preview. `planOf` receives the
+// end and a function that gives a target the beginning.
 function ChangeForm({ title, test, isAllowed, hasEnd = true, preview, planOf, children, options }) {
+  const [begin, setBegin] = useState({ kind: "now", at: "" });
   const [end, setEnd] = useState(SUGGESTED_END);
   const [reason, setReason] = useState("");
   const submit = (event) => {
     event.preventDefault();
-    preview(newPlan({ ...planOf(hasEnd ? endTime(end) : undefined), reason: reason.trim() }));
+    const from = hasEnd ? beginTime(begin) : undefined;
+    const plan = planOf(hasEnd ? endTime(end, from) : undefined, (target) => plannedTarget(target, from));
+    preview(newPlan({ ...plan, reason: reason.trim() }));
   };
   return html`<form class="card form-grid" onSubmit=${submit} data-test=${test}><fieldset disabled=${!isAllowed} class="plain"><legend class="unseen">${title}</legend>
     ${children}
+    ${hasEnd && html`<${BeginField} begin=${begin} change=${setBegin} />`}
     ${hasEnd && html`<${EndField} end=${end} change=${setEnd} />`}
     <${Reason} reason=${reason} change=${setReason} />
     ${options}
@@ -36,7 +41,7 @@ export function LimitForm({ params, isAllowed, preview }) {
   const [value, setValue] = useState(params.limit ?? "");
   const [additive, setAdditive] = useState(false);
   const rows = useKnownRules(wordsOf(descriptor));
-  const planOf = (until) => ({ changes: [{ target: { limit: descriptor }, value: plainLimit(value), until }], additive });
+  const planOf = (until, planned) => ({ changes: [{ target: planned({ limit: descriptor }), value: plainLimit(value), until }], additive });
   const option = html`<label class="check"><input type="checkbox" name="additive" checked=${additive} onChange=${(event) => setAdditive(event.target.checked)} />
     ${" "}Make a higher limit available at once, even if the counter is exhausted</label>`;
   return html`<${ChangeForm} title="Limit for an entity" test="limit-form" isAllowed=${isAllowed} preview=${preview} planOf=${planOf} options=${option}>
@@ -52,7 +57,7 @@ export function PlanForm({ params, isAllowed, preview }) {
   const known = plansOf(rows, target.domain);
   const set = (field) => (value) => setTarget({ ...target, [field]: value });
   const domains = domainsOf(rows).filter(({ value }) => plansOf(rows, value).plans.length > 0);
-  const planOf = (until) => ({ changes: [{ target: { plan: target }, value: name.trim(), until }] });
+  const planOf = (until, planned) => ({ changes: [{ target: planned({ plan: target }), value: name.trim(), until }] });
   return html`<${ChangeForm} title="Plan of an entity" test="plan-form" isAllowed=${isAllowed} preview=${preview} planOf=${planOf}>
     ${rows.length > 0 && domains.length === 0 && html`<p class="notice" data-test="no-plans">No rule has plans (keyword <code>by_plan</code>).</p>`}
     <${DomainField} domain=${target.domain} options=${domains} change=${(value) => set("domain")(value.trim())} />
@@ -81,7 +86,7 @@ export function SwitchForm({ params, isAllowed, preview }) {
   const rows = useKnownRules(`${scope.domain} ${scope.rule}`);
   const set = (name) => (value) => setScope({ ...scope, [name]: value });
   const choose = (name) => (event) => set(name)(event.target.value);
-  const planOf = (until) => ({ changes: [{ target: { switch: scopeOf(scope) }, value: mode, until }], thisInstance: onlyHere });
+  const planOf = (until, planned) => ({ changes: [{ target: planned({ switch: scopeOf(scope) }), value: mode, until }], thisInstance: onlyHere });
   const option = html`<label class="check"><input type="checkbox" name="this-instance" checked=${onlyHere} onChange=${(event) => setOnlyHere(event.target.checked)} />
     ${" "}Only on this instance, until its process ends</label>`;
   return html`<${ChangeForm} title="Switch" test="switch-form" isAllowed=${isAllowed} hasEnd=${mode !== ""} preview=${preview} planOf=${planOf} options=${option}>

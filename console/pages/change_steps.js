@@ -1,19 +1,20 @@
 // The steps of a change: the preview, the confirmation, and the result with its effect and a way to undo it.
 import { html, useEffect, useRef, useState } from "../base.js";
 import { call } from "../api.js";
-import { changeSentence, checkPlan, endText, pathOfScope, undoOf } from "../change_model.js";
+import { changeSentence, checkPlan, pathOfScope, periodText, undoOf } from "../change_model.js";
 import { ConfirmDialog } from "../confirm.js";
 import { limitText, visible } from "../format.js";
 import { Alert, Loading, Text, useCall } from "../parts.js";
-import { modeWord, sameTarget, targetKind, targetText } from "../words.js";
+import { begunTarget, modeWord, sameTarget, targetKind, targetText } from "../words.js";
 import { Effect } from "./effect.js";
 import { SimulationSummary } from "./simulation_report.js";
 
 // An override or its absence, in words.
 export function OverrideText({ override }) {
   if (!override || !override.value) return html`<span class="muted">none</span>`;
-  return html`<strong><${Text} value=${modeWord(override.value)} length=${100} /></strong>${override.until && html`
-    <span class="muted"> ${endText(override.until)}</span>`}`;
+  const hasPeriod = override.until || override.target?.planned;
+  return html`<strong><${Text} value=${modeWord(override.value)} length=${100} /></strong>${hasPeriod && html`
+    <span class="muted"> ${periodText(override.target, override.until)}</span>`}`;
 }
 
 export const BeforeAfter = ({ changes, note }) => html`<table data-test="before-after"><thead><tr><th scope="col">Kind</th><th scope="col">Target</th>
@@ -22,24 +23,32 @@ export const BeforeAfter = ({ changes, note }) => html`<table data-test="before-
   <td><${OverrideText} override=${before} />${note && !before && html`<br /><span class="muted">${note}</span>`}</td>
   <td><${OverrideText} override=${after} /></td></tr>`)}</tbody></table>`;
 
+// The path of the rules whose rates show the effect of a change; undefined if there is none yet.
+function pathOfEffect(target, rule) {
+  if (target.planned) return undefined;
+  return target.switch ? pathOfScope(target.switch) : rule?.path;
+}
+
 // Loads the overrides that the changes of a plan replace.
 function useBefore(plan) {
   const { target } = plan.changes[0];
-  const descriptor = target.limit ?? (target.plan
-    ? { domain: target.plan.domain, entries: [{ key: target.plan.key, value: target.plan.value }] } : null);
+  const begun = begunTarget(target);
+  const descriptor = begun.limit ?? (begun.plan
+    ? { domain: begun.plan.domain, entries: [{ key: begun.plan.key, value: begun.plan.value }] } : null);
   const inspect = useCall("Inspect", descriptor ? { descriptor } : null);
   const health = useCall("GetHealth", descriptor ? null : {});
   const { data, error } = descriptor ? inspect : health;
   if (!data) return { error };
   const rule = descriptor ? data.rule : null;
-  const overrides = (descriptor ? data.overrides : data.switches) ?? [];
+  const inForce = (descriptor ? data.overrides : data.switches) ?? [];
+  const planned = (descriptor ? data.planned : data.plannedSwitches) ?? [];
   const origin = plan.thisInstance ? "ORIGIN_INSTANCE" : "ORIGIN_STORE";
   const isMatch = (override) => sameTarget(override.target, target) && (!target.switch || (override.origin ?? "ORIGIN_STORE") === origin);
   return {
-    before: overrides.find(isMatch),
+    before: [...inForce, ...planned].find(isMatch),
     isLoaded: true,
-    path: descriptor ? rule?.path : pathOfScope(target.switch),
-    note: rule?.limit ? `the rule applies: ${limitText(rule.limit)}` : "",
+    path: pathOfEffect(target, rule),
+    note: rule?.limit && !target.planned ? `the rule applies: ${limitText(rule.limit)}` : "",
   };
 }
 

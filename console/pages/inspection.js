@@ -3,6 +3,7 @@ import { html, useState } from "../base.js";
 import { duration, integer, limitText, number, percent } from "../format.js";
 import { Alert, Loading, LongText, MatchesNothing, OneInstance, RuleLink, Text, Time, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
+import { OverrideText } from "./change_steps.js";
 import { CounterPicture } from "./counter_picture.js";
 
 // Whether the same request would be allowed, as a sentence.
@@ -64,6 +65,9 @@ export function Inspection({ descriptor }) {
       <li key=${index}>${targetKind(override.target)} for <${Text} value=${targetText(override.target)} />: <strong><${Text} value=${modeWord(override.value)} /></strong>
         ${override.author && html` <span class="muted">by <${Text} value=${override.author} /></span>`}
         ${override.reason && html` <span class="muted">“<${Text} value=${override.reason} />”</span>`}<${MatchesNothing} override=${override} /></li>`)}</ul>`}
+    ${data.planned?.length > 0 && html`<h3>Planned overrides</h3><ul data-test="planned-overrides">${data.planned.map((override, index) => html`
+      <li key=${index}>${targetKind(override.target)} for <${Text} value=${targetText(override.target)} />: <${OverrideText} override=${override} />
+        ${override.author && html` <span class="muted">by <${Text} value=${override.author} /></span>`}<${MatchesNothing} override=${override} /></li>`)}</ul>`}
     ${data.counter && html`<${CounterFacts} counter=${data.counter} />`}
     ${data.others?.map((counter) => html`<${CounterFacts} key=${counter.key} counter=${counter} />`)}`;
 }
