@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use prost_types::Timestamp;
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
@@ -22,12 +23,13 @@ const MAX_PRINTED_WARNINGS: usize = 20;
 const RETRY_PAUSES: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
 
-/// Sets the override of each line. Lines with an end in the past are skipped.
+/// Sets the override of each line. Lines with an end in the past are skipped, and planned overrides with a beginning in the
+/// past are set at once.
 pub(super) async fn import(
     import: &ImportArgs,
     reject_unknown_names: bool,
     read: impl Fn(&csv::StringRecord) -> anyhow::Result<api::ChangeRequest>,
-    mut client: Client,
+    client: Client,
 ) -> anyhow::Result<()> {
     let mut lines = csv::ReaderBuilder::new()
         .has_headers(false)
@@ -35,61 +37,139 @@ pub(super) async fn import(
         .comment(Some(b'#'))
         .trim(csv::Trim::All)
         .from_reader(open(&import.file)?);
-    let mut requests = Vec::new();
-    let mut first_line = 0;
-    let mut done = 0_u64;
+    let mut batch = Batch::new(import, reject_unknown_names, client);
     let mut ended = 0_u64;
-    let mut warnings = Warnings::default();
-    let mut progress = Progress::new();
     let mut record = csv::StringRecord::new();
-    loop {
-        let has_record = lines.read_record(&mut record).context("the file is not valid CSV")?;
+    while lines.read_record(&mut record).context("the file is not valid CSV")? {
         let line = record.position().map(csv::Position::line).unwrap_or_default();
-        if has_record && line < import.from {
+        if line < import.from {
             continue;
         }
-        if has_record {
-            if requests.is_empty() {
-                first_line = line;
-            }
-            let request = read(&record).with_context(|| {
-                format!("line {line} of {}; continue with --from {first_line}", import.file.display())
-            })?;
-            if has_ended(&request) {
-                ended += 1;
-            } else {
-                requests.push(request);
-            }
+        let first_line = batch.first_line(line);
+        let request = read(&record)
+            .with_context(|| format!("line {line} of {}; continue with --from {first_line}", import.file.display()))?;
+        if has_ended(&request) {
+            ended += 1;
+            continue;
         }
-        if requests.len() == OVERRIDES_PER_CALL || (!has_record && !requests.is_empty()) {
-            let count = requests.len() as u64;
-            let reason = import.reason.reason.clone();
-            let changes = std::mem::take(&mut requests);
-            let request = api::PutOverridesRequest {
-                changes,
-                reason,
-                reject_unknown_names,
-                ..api::PutOverridesRequest::default()
-            };
-            let file = import.file.display();
-            let response = put_with_retries(&mut client, request).await.with_context(|| {
-                format!(
-                    "lines {first_line} to {line} of {file}; {done} overrides set, continue with --from {first_line}"
-                )
-            })?;
-            warnings.print(&response.warnings);
-            done += count;
-            progress.show(done);
+        if has_begun(&request) {
+            batch.begun.push(Line { number: line, request });
+            continue;
         }
-        if !has_record {
-            progress.end();
-            warnings.print_rest();
-            if ended > 0 {
-                eprintln!("{ended} overrides skipped: their end has passed");
-            }
-            println!("{done} overrides set");
+        batch.add(Line { number: line, request }).await?;
+    }
+    batch.send().await?;
+    // They replace the overrides that their targets had before.
+    for line in std::mem::take(&mut batch.begun) {
+        batch.add(line.begin()).await?;
+    }
+    batch.send().await?;
+    batch.progress.end();
+    batch.warnings.print_rest();
+    if ended > 0 {
+        eprintln!("{ended} overrides skipped: their end has passed");
+    }
+    println!("{} overrides set", batch.done);
+    Ok(())
+}
+
+/// A line of the file.
+struct Line {
+    number: u64,
+    request: api::ChangeRequest,
+}
+
+impl Line {
+    /// Returns the line with a request to set its planned override at once.
+    fn begin(self) -> Self {
+        let target = self.request.target.as_ref().and_then(parse::begun);
+        let request = api::ChangeRequest { target: Some(api::Target { target }), ..self.request };
+        Self { request, ..self }
+    }
+}
+
+/// The overrides of the next call.
+struct Batch<'i> {
+    import: &'i ImportArgs,
+    reject_unknown_names: bool,
+    client: Client,
+    requests: Vec<api::ChangeRequest>,
+    /// Numbers of the first and the last line of the call.
+    first_line: u64,
+    last_line: u64,
+    /// Planned overrides with a beginning in the past, which are set after all others.
+    begun: Vec<Line>,
+    /// Number of overrides that were set.
+    done: u64,
+    warnings: Warnings,
+    progress: Progress,
+}
+
+impl<'i> Batch<'i> {
+    fn new(import: &'i ImportArgs, reject_unknown_names: bool, client: Client) -> Self {
+        Self {
+            import,
+            reject_unknown_names,
+            client,
+            requests: Vec::new(),
+            first_line: 0,
+            last_line: 0,
+            begun: Vec::new(),
+            done: 0,
+            warnings: Warnings::default(),
+            progress: Progress::new(),
+        }
+    }
+
+    /// Returns the first line that is not set yet, up to this one.
+    fn first_line(&self, line: u64) -> u64 {
+        let first_line = if self.requests.is_empty() { line } else { self.first_line };
+        match self.begun.first() {
+            Some(begun) => first_line.min(begun.number),
+            None => first_line,
+        }
+    }
+
+    /// Adds a line, and sends the call when it is full. A call can change a target once.
+    async fn add(&mut self, line: Line) -> anyhow::Result<()> {
+        if self.requests.iter().any(|other| other.target == line.request.target) {
+            self.send().await?;
+        }
+        if self.requests.is_empty() {
+            self.first_line = line.number;
+        }
+        self.last_line = line.number;
+        self.requests.push(line.request);
+        if self.requests.len() == OVERRIDES_PER_CALL {
+            self.send().await?;
+        }
+        Ok(())
+    }
+
+    /// Sets the overrides of the batch, and empties it.
+    async fn send(&mut self) -> anyhow::Result<()> {
+        if self.requests.is_empty() {
             return Ok(());
         }
+        let count = self.requests.len() as u64;
+        let next_line = self.first_line(self.last_line);
+        let request = api::PutOverridesRequest {
+            changes: std::mem::take(&mut self.requests),
+            reason: self.import.reason.reason.clone(),
+            reject_unknown_names: self.reject_unknown_names,
+            ..api::PutOverridesRequest::default()
+        };
+        let file = self.import.file.display();
+        let (first_line, last_line, done) = (self.first_line, self.last_line, self.done);
+        let response = put_with_retries(&mut self.client, request).await.with_context(|| {
+            format!(
+                "lines {first_line} to {last_line} of {file}; {done} overrides set, continue with --from {next_line}"
+            )
+        })?;
+        self.warnings.print(&response.warnings);
+        self.done += count;
+        self.progress.show(self.done);
+        Ok(())
     }
 }
 
@@ -107,10 +187,19 @@ async fn put_with_retries(
     client.put(request).await
 }
 
-#[allow(clippy::disallowed_methods, reason = "an expiry is wall clock time")]
+/// Returns whether a request sets an override with an end in the past.
 fn has_ended(request: &api::ChangeRequest) -> bool {
-    let until = request.until.and_then(|until| SystemTime::try_from(until).ok());
-    !request.value.is_empty() && until.is_some_and(|until| until <= SystemTime::now())
+    !request.value.is_empty() && request.until.is_some_and(has_passed)
+}
+
+/// Returns whether a request sets a planned override with a beginning in the past.
+fn has_begun(request: &api::ChangeRequest) -> bool {
+    !request.value.is_empty() && parse::beginning_of(request.target.as_ref()).is_some_and(has_passed)
+}
+
+#[allow(clippy::disallowed_methods, reason = "the times of an override are wall clock times")]
+fn has_passed(time: Timestamp) -> bool {
+    SystemTime::try_from(time).is_ok_and(|time| time <= SystemTime::now())
 }
 
 /// Reads a line of `target,value,until`. Without a value, the override is removed.
@@ -154,7 +243,7 @@ pub(super) async fn export(prefix: &str, mut client: Client) -> anyhow::Result<(
             if matches!(entry.target, Some(api::Target { target: Some(api::target::Target::Rules(_)) })) {
                 continue;
             }
-            let until = entry.until.map(super::print::format_time).unwrap_or_default();
+            let until = entry.until.map(parse::format_time).unwrap_or_default();
             lines.write_record([&parse::target_name(entry.target.as_ref()), &entry.value, &until])?;
         }
         io::stdout().write_all(&lines.into_inner().map_err(csv::IntoInnerError::into_error)?)?;

@@ -119,6 +119,12 @@ pub(super) fn time(text: &str) -> anyhow::Result<Timestamp> {
         .into())
 }
 
+/// Returns a time as it is printed.
+pub(super) fn format_time(time: Timestamp) -> String {
+    let time = SystemTime::try_from(time).unwrap_or(SystemTime::UNIX_EPOCH);
+    humantime::format_rfc3339_seconds(time).to_string()
+}
+
 /// Returns a descriptor from a domain and `KEY=VALUE…`, or from both as they are printed (`shop|user=bob`).
 pub(super) fn descriptor(domain: &str, entries: &[String]) -> anyhow::Result<api::Descriptor> {
     let Entity { domain, entries } = Entity::read(domain, entries)?;
@@ -271,7 +277,7 @@ pub(super) fn target_name(target: Option<&api::Target>) -> String {
             format!("plan|{}|{}={}", escaped(domain), escaped(key), escaped(value))
         }
         Some(TargetMessage::Planned(planned)) => {
-            let from = planned.from.map(super::print::format_time).unwrap_or_default();
+            let from = planned.from.map(format_time).unwrap_or_default();
             let begun = target.and_then(begun).map(|begun| api::Target { target: Some(begun) });
             format!("planned|{from}|{}", target_name(begun.as_ref()))
         }
@@ -331,7 +337,7 @@ mod tests {
         let expiry = Expiry { duration: Some("3d".to_owned()), until: None };
         let from = time("2026-11-27T00:00:00.001+01:00").map(to_full_second).unwrap();
         let until = expiry.read(Some(from)).unwrap().unwrap();
-        assert_eq!(super::super::print::format_time(until), "2026-11-29T23:00:01Z");
+        assert_eq!(format_time(until), "2026-11-29T23:00:01Z");
     }
 
     #[test]

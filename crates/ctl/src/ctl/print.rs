@@ -1,17 +1,16 @@
 //! [`Output`]: prints responses as text or as JSON.
 
-use std::{io::IsTerminal, time::SystemTime};
+use std::io::IsTerminal;
 
 use anyhow::bail;
 use prost::Message;
-use prost_types::Timestamp;
 use sluicegate_proto::sluicegate::admin::v1 as api;
 
 use super::{
     super::grpc,
     changes::{changes_nothing, print_warnings},
     client::PerInstance,
-    parse::{beginning_of, escaped, target_name},
+    parse::{beginning_of, escaped, format_time, target_name},
 };
 
 /// Maximum number of combinations of keys without a rule that are printed.
@@ -454,11 +453,6 @@ fn switch_line(switch: &api::Override) -> String {
         problem => format!("; it matches nothing: {problem}"),
     };
     format!("{kind} {name} {}{until}{origin} (by {}{why}){effect}", switch.value, switch.author)
-}
-
-pub(super) fn format_time(time: Timestamp) -> String {
-    let time = SystemTime::try_from(time).unwrap_or(SystemTime::UNIX_EPOCH);
-    humantime::format_rfc3339_seconds(time).to_string()
 }
 
 /// Formats microseconds with a precision of a millisecond.
