@@ -6,9 +6,9 @@ use super::{
     ChangeError, ChangeInfo, Status,
     change::{NewValue, NewWrite, ReadOverride},
     format,
-    planned::{Published, in_force_at},
 };
 use crate::{
+    algorithm::Micros,
     engine::{Override, Overrides, ValueHash, overrides::Target},
     metrics::{Counter, LogThrottle, WorkerId, chain},
     rules::Options,
@@ -34,6 +34,15 @@ pub(super) struct Context {
     pub(super) unreadable: Counter,
     log_unreadable: LogThrottle,
     pub(super) log_unreachable: LogThrottle,
+}
+
+/// The overrides of the last snapshot.
+#[derive(Default)]
+pub(super) struct Published {
+    /// The overrides of the store.
+    pub(super) stored: Overrides,
+    /// Number of planned overrides that had begun.
+    pub(super) begun: usize,
 }
 
 impl Context {
@@ -182,6 +191,13 @@ impl Context {
             _ => chain(error),
         }
     }
+}
+
+/// Returns the overrides with those in force that have begun until `now`.
+pub(super) fn in_force_at(stored: &Overrides, now: Micros, options: Options) -> Overrides {
+    let mut in_force = stored.clone();
+    in_force.begin_planned(now, options);
+    in_force
 }
 
 /// The reason in the log for a text that cannot be read.

@@ -6,25 +6,19 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{ChangeInfo, ChangeRequest, POLL_INTERVAL, change::NewWrite, context::Context, format};
+use super::{
+    ChangeInfo, ChangeRequest, POLL_INTERVAL,
+    change::NewWrite,
+    context::{Context, Published, in_force_at},
+    format,
+};
 use crate::{
-    algorithm::Micros,
     engine::{Override, Overrides, overrides::Target},
-    rules::Options,
     store::overrides::MAX_CHANGES,
 };
 
 /// Maximum number of planned overrides in one change. Each is removed, and sets an override.
 const MAX_BEGINNINGS: usize = MAX_CHANGES / 2;
-
-/// The overrides of the last snapshot.
-#[derive(Default)]
-pub(super) struct Published {
-    /// The overrides of the store.
-    stored: Overrides,
-    /// Number of planned overrides that had begun.
-    begun: usize,
-}
 
 /// The writes that follow from planned overrides that have begun. Each can be repeated.
 #[derive(Debug, Default)]
@@ -39,13 +33,6 @@ impl Beginnings {
     pub(super) fn is_empty(&self) -> bool {
         self.remove.is_empty()
     }
-}
-
-/// Returns the overrides with those in force that have begun until `now`.
-pub(super) fn in_force_at(stored: &Overrides, now: Micros, options: Options) -> Overrides {
-    let mut in_force = stored.clone();
-    in_force.begin_planned(now, options);
-    in_force
 }
 
 impl Context {
@@ -137,4 +124,159 @@ impl Context {
 /// Returns whether one of the requests changes a target, which is not that of a planned override.
 fn concern(requests: &[ChangeRequest], target: &Target) -> bool {
     requests.iter().any(|request| request.target.begun() == target)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{path::Path, sync::Arc};
+
+    use super::{
+        super::{
+            ChangeError, OverrideSync,
+            testing::{advance, by_alice, exchange, journal, member, member_with},
+        },
+        *,
+    };
+    use crate::{algorithm::Micros, store::overrides::Journal};
+
+    const SWITCH: &str = "switch|everything";
+
+    /// Returns the target of an override that begins after some seconds.
+    fn planned(member: &OverrideSync, seconds: u64) -> Target {
+        let from = member.context.clock.now() + Micros::from_secs(seconds);
+        Target::parse(SWITCH).unwrap().planned(from).unwrap()
+    }
+
+    async fn put(member: &OverrideSync, target: &Target, value: Option<&str>) -> Result<(), ChangeError> {
+        let value = value.map(str::to_owned);
+        let request = ChangeRequest { target: target.clone(), value, until: None, expected: None };
+        member.change(&[request], by_alice()).await.map(drop)
+    }
+
+    async fn start(path: &Path) -> Arc<OverrideSync> {
+        let member = member_with(Journal::new(Some(path.to_owned())));
+        member.start().await.unwrap();
+        member
+    }
+
+    fn mode(member: &OverrideSync) -> Option<&'static str> {
+        member.context.in_force.snapshot().load().modes().in_force().first().map(|(_, mode, _)| mode.name())
+    }
+
+    /// Returns the overrides in the journal, as targets and values.
+    async fn stored(member: &OverrideSync) -> Vec<String> {
+        let state = journal(member).state.lock().await;
+        state.overrides.iter().map(|entry| format!("{} {}", entry.target, entry.value)).collect()
+    }
+
+    #[tokio::test]
+    async fn an_override_begins_in_memory_and_is_then_written() {
+        let member = member();
+        put(&member, &planned(&member, 10), Some("deny")).await.unwrap();
+        advance(&member, 9_999_999);
+        member.context.publish_beginnings();
+        assert_eq!(mode(&member), None);
+        assert_eq!(member.context.until_next_beginning(), Duration::from_millis(1));
+        advance(&member, 1);
+        member.context.publish_beginnings();
+        assert_eq!(mode(&member), Some("deny"));
+        assert!(stored(&member).await[0].starts_with("planned|"));
+        // The clock is set back.
+        advance(&member, 1_u64.wrapping_neg());
+        member.context.publish_beginnings();
+        assert_eq!(mode(&member), None);
+        advance(&member, 1);
+        journal(&member).poll().await;
+        assert_eq!((mode(&member), stored(&member).await), (Some("deny"), vec!["switch|everything deny".to_owned()]));
+        // An instance of an earlier version does not read a change with a target that it does not know.
+        let changes = journal(&member).changes_after(1).unwrap();
+        let targets: Vec<_> = changes.iter().map(|change| change.changes[0].target.starts_with("planned|")).collect();
+        assert_eq!(targets, [false, true]);
+        let text = changes[0].changes[0].after.as_ref().unwrap();
+        assert!(text.contains("alice") && changes[0].info.contains("began as planned"), "{text}");
+    }
+
+    #[tokio::test]
+    async fn the_latest_of_several_begins_and_a_newer_override_stays() {
+        let member = member();
+        for (seconds, value) in [(10, "deny"), (12, "shadow"), (11, "off")] {
+            put(&member, &planned(&member, seconds), Some(value)).await.unwrap();
+        }
+        advance(&member, 20_000_000);
+        journal(&member).poll().await;
+        assert_eq!(stored(&member).await, ["switch|everything shadow"]);
+        // Another instance has written a newer override beside the planned one.
+        let text = |value: &str, at: u64| format!(r#"{{"w":"{value}","a":"alice","t":{at}}}"#);
+        let now = member.context.clock.now();
+        let earlier = Target::parse(SWITCH).unwrap().planned(Micros::from_secs(now.floor_secs() - 5)).unwrap();
+        let mut state = journal(&member).state.lock().await;
+        let planned = (earlier.to_string(), 20, text("deny", 1));
+        member.context.insert_stored(&mut state.overrides, &planned);
+        let newer = (SWITCH.to_owned(), 21, text("enforce", now.get()));
+        member.context.insert_stored(&mut state.overrides, &newer);
+        drop(state);
+        journal(&member).poll().await;
+        assert_eq!(
+            (mode(&member), stored(&member).await),
+            (Some("enforce"), vec!["switch|everything enforce".to_owned()])
+        );
+    }
+
+    #[tokio::test]
+    async fn a_removal_after_the_beginning_also_removes_the_planned_override() {
+        let member = member();
+        let planned = planned(&member, 10);
+        let switch = Target::parse(SWITCH).unwrap();
+        for (target, is_left) in [(&switch, false), (&planned, true)] {
+            put(&member, &planned, Some("deny")).await.unwrap();
+            advance(&member, 10_000_000);
+            member.context.publish_beginnings();
+            put(&member, target, None).await.unwrap();
+            let expected = if is_left { vec!["switch|everything deny".to_owned()] } else { Vec::new() };
+            assert_eq!(stored(&member).await, expected);
+            assert_eq!(mode(&member), is_left.then_some("deny"));
+            advance(&member, 10_000_000_u64.wrapping_neg());
+        }
+    }
+
+    #[tokio::test]
+    async fn an_override_stays_in_force_until_it_can_be_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("overrides");
+        let first = start(&path).await;
+        put(&first, &planned(&first, 10), Some("deny")).await.unwrap();
+        // The first process holds the journal.
+        let second = start(&path).await;
+        advance(&second, 10_000_000);
+        second.context.publish_beginnings();
+        journal(&second).poll().await;
+        assert_eq!(mode(&second), Some("deny"));
+        assert!(stored(&second).await[0].starts_with("planned|"));
+        drop(first);
+        journal(&second).poll().await;
+        assert_eq!((mode(&second), stored(&second).await), (Some("deny"), vec!["switch|everything deny".to_owned()]));
+    }
+
+    #[tokio::test]
+    async fn members_that_begin_on_their_own_have_the_same_overrides() {
+        let (one, other) = (member(), member());
+        put(&one, &planned(&one, 10), Some("deny")).await.unwrap();
+        put(&other, &Target::parse("plan|api|user=bob").unwrap(), Some("pro")).await.unwrap();
+        for (from, to) in [(&one, &other), (&other, &one)] {
+            exchange(to).merge(exchange(from).changes_for_peer(None).await).await.unwrap();
+        }
+        for member in [&one, &other] {
+            advance(member, 10_000_000);
+            journal(member).poll().await;
+            assert_eq!(mode(member), Some("deny"));
+        }
+        for (from, to) in [(&one, &other), (&other, &one)] {
+            exchange(to).merge(exchange(from).changes_for_peer(None).await).await.unwrap();
+        }
+        for member in [&one, &other] {
+            assert_eq!(stored(member).await, ["plan|api|user=bob pro", "switch|everything deny"]);
+            let changes = journal(member).changes_after(0).unwrap();
+            assert!(changes.iter().all(|change| !change.info.contains("at the same time")), "{changes:?}");
+        }
+    }
 }

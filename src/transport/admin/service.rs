@@ -44,6 +44,8 @@ const MAX_BUILDING: usize = 2;
 const MAX_LISTED_USAGES: usize = 50;
 /// Maximum number of unknown names that an error lists.
 const MAX_LISTED_NAMES: usize = 3;
+/// Maximum number of planned overrides in a response about targets or about a descriptor.
+const MAX_PLANNED: usize = 100;
 
 /// Implements the methods of the admin API.
 pub(super) struct Service {
@@ -129,13 +131,14 @@ impl Service {
         switches
     }
 
-    /// Returns the planned overrides of the targets of a change, without those that it has set.
+    /// Returns planned overrides of the targets of a change, without those that it has set.
     fn planned_for(&self, applied: &AppliedChange) -> Vec<api::Override> {
         let snapshot = self.admin.in_force.snapshot().load();
         let mut planned = Vec::new();
         for changed in &applied.changes {
             for entry in snapshot.overrides().planned_for(changed.target.begun()) {
-                if applied.changes.iter().all(|other| other.target != entry.target) {
+                let is_listed = planned.len() < MAX_PLANNED;
+                if is_listed && applied.changes.iter().all(|other| other.target != entry.target) {
                     planned.push(write_override(entry, Origin::Store));
                 }
             }
@@ -227,7 +230,8 @@ impl AdminService for Service {
             overrides.push(write_checked_override(entry, *origin, &mut names));
         }
         let mut planned = Vec::new();
-        for entry in snapshot.overrides().planned_for_descriptor(&domain, &entries(&pairs), matched) {
+        let planned_overrides = snapshot.overrides().planned_for_descriptor(&domain, &entries(&pairs), matched);
+        for entry in planned_overrides.into_iter().take(MAX_PLANNED) {
             planned.push(write_checked_override(entry, Origin::Store, &mut names));
         }
         let target = Target::Limit { domain, entries: pairs };
