@@ -171,7 +171,7 @@ impl DivisibleLimit {
     pub(super) fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
         let algorithm = applied.limit.algorithm();
         let spec = algorithm.spec().filter(|spec| spec.queue.is_none() && spec.debt.is_none())?;
-        let requests = u64::from(applied.limit.requests());
+        let requests = applied.limit.requests();
         let window = applied.limit.measure().window();
         let is_long = window.get() >= MIN_LIFETIMES * ttl.get();
         let prepayment = match algorithm {
@@ -181,7 +181,7 @@ impl DivisibleLimit {
             _ => Prepayment::Second,
         };
         let burst = match (spec.burst, prepayment) {
-            (Some(burst), _) => burst.into(),
+            (Some(burst), _) => burst,
             (None, Prepayment::Lifetime) => requests,
             // The hits of a second.
             (None, _) => (requests * 1_000_000).div_ceil(window.get().max(1)).max(MIN_TOKENS).min(requests),

@@ -426,7 +426,7 @@ fn is_slot(status: &Status) -> bool {
 /// Returns the number of hits that remain after an allowed request.
 fn remaining(verdict: &Verdict) -> u64 {
     let limited = verdict.statuses.iter().filter(|status| status.limit.is_some());
-    limited.map(|status| status.remaining.into()).min().unwrap_or(u64::MAX)
+    limited.map(|status| status.remaining).min().unwrap_or(u64::MAX)
 }
 
 /// Returns the queue of a request: its counters, or descriptors that have none.
