@@ -20,5 +20,7 @@ mod membership;
 mod overrides;
 /// Members that cannot reach each other, in network namespaces.
 mod partition;
+/// Planned overrides without Redis.
+mod planned;
 /// `on_error: local` while Redis is down.
 mod redis;

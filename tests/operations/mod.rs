@@ -16,6 +16,8 @@ mod monitoring;
 mod otlp;
 /// Overrides: how they take effect and reach every instance.
 mod overrides;
+/// Planned overrides: their beginning, with Redis and with the file of overrides.
+mod planned;
 /// `sluicegate request`.
 mod request;
 /// The shutdown of the process.
