@@ -116,6 +116,39 @@ async fn a_request_that_never_fits_has_the_largest_cost() {
     assert_eq!(check("bucket", 7).0, 200);
 }
 
+#[test]
+fn a_denied_request_receives_a_problem_description_if_it_accepts_one() {
+    let text = "domain: d\ndescriptors:\n\
+                - {key: user, rate_limit: {unit: year, requests_per_unit: 1}}\n\
+                - {key: told, rate_limit: {unit: year, requests_per_unit: 1, denial: {message: used up, status: 402}}}\n";
+    let folder = rules(&[("d.yaml", text)]);
+    let server = Server::builder().rules(folder.path()).start();
+    let check = |key: &str, hits: u32, accept: &str| {
+        let body =
+            json!({"domain": "d", "descriptors": [{"entries": [{"key": key, "value": "x"}]}], "hits_addend": hits});
+        let request = agent().post(server.url("/json")).header("accept", accept);
+        let mut response = request.send(body.to_string().as_bytes()).unwrap();
+        let kind = response.headers()["content-type"].to_str().unwrap().to_owned();
+        let text = response.body_mut().read_to_string().unwrap();
+        (response.status().as_u16(), kind, serde_json::from_str::<Value>(&text).unwrap())
+    };
+    let accept = "text/html, application/problem+json;q=0.9";
+    let (code, kind, answer) = check("user", 1, accept);
+    assert_eq!((code, kind.as_str(), &answer["overallCode"]), (200, "application/json", &json!("OK")));
+    let (code, kind, problem) = check("user", 1, accept);
+    assert_eq!((code, kind.as_str()), (429, "application/problem+json"));
+    assert_eq!(problem["type"], "https://iana.org/assignments/http-problem-types#quota-exceeded");
+    assert_eq!((&problem["title"], &problem["status"]), (&json!("Too many requests"), &json!(429)));
+    assert!(problem["detail"].as_str().unwrap().starts_with("Retry in "), "{problem}");
+    let (code, _, problem) = check("told", 2, accept);
+    assert_eq!((code, &problem["detail"], &problem["status"]), (402, &json!("used up"), &json!(402)));
+    assert_eq!(check("user", 2, accept).2["detail"], "A request of this cost will not be allowed.");
+    for accept in ["*/*", "application/json"] {
+        let (code, kind, answer) = check("user", 1, accept);
+        assert_eq!((code, kind.as_str(), &answer["overallCode"]), (429, "application/json", &json!("OVER_LIMIT")));
+    }
+}
+
 #[tokio::test]
 async fn an_error_has_status_500() {
     let server = Server::builder().store("redis://127.0.0.1:1").start();

@@ -8,11 +8,15 @@ use std::{
 use axum::{
     body::Bytes,
     extract::State,
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header::CONTENT_TYPE},
+    http::{
+        HeaderMap, HeaderName, HeaderValue, StatusCode,
+        header::{ACCEPT, CONTENT_TYPE},
+    },
     response::{IntoResponse, Response},
 };
 use prost::Message;
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
+use serde_json::json;
 use sluicegate_proto::FILE_DESCRIPTOR_SET;
 
 use super::{
@@ -52,8 +56,9 @@ static MESSAGES: LazyLock<Option<Messages>> = LazyLock::new(|| {
 /// Handles a request to `/json`.
 ///
 /// The status is 200 if the request is allowed, 429 if it is denied, 503 if it is shed, 400 if it is invalid, and 500
-/// if there is no decision. A rule can have another status for its denials.
-pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) -> Response {
+/// if there is no decision. A rule can have another status for its denials. A caller that accepts problem descriptions
+/// receives one in place of the message of a denial.
+pub(super) async fn check(State(handlers): State<Arc<Handlers>>, headers: HeaderMap, body: Bytes) -> Response {
     let message = match transcode(&body) {
         Ok(message) => message,
         Err(error) => {
@@ -91,6 +96,10 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
         return error_response(StatusCode::INTERNAL_SERVER_ERROR, "cannot write the response as JSON");
     };
     let mut response = (code, [(CONTENT_TYPE, "application/json")], text).into_response();
+    if verdict.is_denied() && accepts_problem(&headers) {
+        let message = denial.as_ref().map(|denial| denial.message.as_str()).unwrap_or_default();
+        response = (code, [(CONTENT_TYPE, PROBLEM)], problem(&verdict, code, message)).into_response();
+    }
     add_headers(&verdict, &handlers.response, response.headers_mut());
     if let Some(denial) = denial {
         for (name, value) in denial.headers {
@@ -100,6 +109,46 @@ pub(super) async fn check(State(handlers): State<Arc<Handlers>>, body: Bytes) ->
         }
     }
     response
+}
+
+/// The media type of a problem description (RFC 9457).
+const PROBLEM: &str = "application/problem+json";
+
+/// Returns whether a request names the media type of problem descriptions. `*/*` does not, because envoyproxy/ratelimit
+/// has none.
+fn accepts_problem(headers: &HeaderMap) -> bool {
+    for value in headers.get_all(ACCEPT) {
+        let ranges = value.to_str().unwrap_or_default();
+        for range in ranges.split(',') {
+            let media_type = range.split(';').next().unwrap_or_default();
+            if media_type.trim().eq_ignore_ascii_case(PROBLEM) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+/// Returns the problem description of a denied request, with a type of draft-ietf-httpapi-ratelimit-headers. `message` is
+/// that of the rule, which may be empty.
+fn problem(verdict: &Verdict, code: StatusCode, message: &str) -> String {
+    let (kind, title) = if verdict.is_shed() {
+        ("temporary-reduced-capacity", "Overloaded")
+    } else {
+        ("quota-exceeded", "Too many requests")
+    };
+    let detail = match verdict.retry_after() {
+        _ if !message.is_empty() => message.to_owned(),
+        Some(wait) => format!("Retry in {} s.", wait.ceil_secs().max(1)),
+        None => "A request of this cost will not be allowed.".to_owned(),
+    };
+    let problem = json!({
+        "type": format!("https://iana.org/assignments/http-problem-types#{kind}"),
+        "title": title,
+        "status": code.as_u16(),
+        "detail": detail,
+    });
+    format!("{problem}\n")
 }
 
 /// Adds the headers about the limits, if they are enabled. Without them, there is `Retry-After` for shed requests only,
