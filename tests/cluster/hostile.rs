@@ -240,7 +240,7 @@ fn nonsense_for(counter: &[u8]) -> Vec<Vec<u8>> {
         Increment { published_at_us: u64::MAX, age_us: vec![u64::MAX], ..valid.clone() },
         Increment { published_at_us: u64::MAX, age_us: vec![0], ..valid.clone() },
     ];
-    for (requests, window_us) in [(0, 0), (u64::MAX, 1), (1, u64::MAX), (u32::MAX.into(), u64::MAX), (1_000, 1)] {
+    for (requests, window_us) in [(0, 0), (u32::MAX, 1), (1, u64::MAX), (u32::MAX, u64::MAX), (1_000, 1)] {
         for kind in ["fixed_window", "sliding_window", "sliding_log", "token_bucket", "leaky_bucket", "gcra"] {
             let absurd = Limit {
                 requests,
@@ -248,6 +248,7 @@ fn nonsense_for(counter: &[u8]) -> Vec<Vec<u8>> {
                 buckets: (kind == "sliding_window").then_some(u32::MAX),
                 burst: matches!(kind, "token_bucket" | "gcra").then_some(u32::MAX),
                 queue: (kind == "leaky_bucket").then_some(u32::MAX),
+                large_requests: Some(u64::MAX - u64::from(requests)),
                 ..limit(kind)
             };
             let plain = Limit { requests, window_us, ..limit(kind) };

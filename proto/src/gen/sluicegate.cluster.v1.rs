@@ -80,8 +80,9 @@ pub struct Increment {
 pub struct Limit {
     #[prost(string, tag = "1")]
     pub algorithm: ::prost::alloc::string::String,
-    #[prost(uint64, tag = "2")]
-    pub requests: u64,
+    /// 0 if the number is larger than 4294967295.
+    #[prost(uint32, tag = "2")]
+    pub requests: u32,
     #[prost(uint64, tag = "3")]
     pub window_us: u64,
     #[prost(uint32, optional, tag = "4")]
@@ -109,6 +110,9 @@ pub struct Limit {
     /// Hits that a bucket may owe.
     #[prost(uint32, optional, tag = "14")]
     pub debt: ::core::option::Option<u32>,
+    /// The requests if there are more than 4294967295.
+    #[prost(uint64, optional, tag = "15")]
+    pub large_requests: ::core::option::Option<u64>,
 }
 /// Windows of a calendar. A field that its windows do not have is absent.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

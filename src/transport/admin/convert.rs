@@ -304,7 +304,7 @@ mod tests {
             let planned = api::PlannedTarget { from: Some(Timestamp { seconds, nanos }), target };
             read_target(Some(api::Target { target: Some(api::target::Target::Planned(planned)) }))
         };
-        assert_eq!(planned(9, 1).unwrap().beginning(), Some(Micros::from_secs(10)));
+        assert_eq!(planned(9, 1_000).unwrap().beginning(), Some(Micros::from_secs(10)));
         assert!(planned(1 << 32, 0).is_err() && planned(-1, 0).is_err());
         for incomplete in [
             api::PlannedTarget { from: Some(Timestamp::default()), target: None },

@@ -12,7 +12,7 @@ use super::{
     wire::{WireError, count_fields},
 };
 use crate::{
-    algorithm::{Algorithm, LimitSpec, Micros, State, sliding_window::WindowEdge},
+    algorithm::{Algorithm, LimitSpec, Micros, State, WindowStart, sliding_window::WindowEdge},
     service::overrides::PeerOverrides,
     store::{
         overrides::{Change as OverridesChange, OverrideChange},
@@ -176,7 +176,8 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
     } = algorithm.spec().unwrap_or_default();
     proto::Limit {
         algorithm: algorithm.name().to_owned(),
-        requests,
+        requests: u32::try_from(requests).unwrap_or_default(),
+        large_requests: if u32::try_from(requests).is_err() { Some(requests) } else { None },
         window_us: window.get(),
         buckets,
         strict_edge: edge.map(|edge| edge == WindowEdge::Strict),
@@ -200,7 +201,7 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         None => (None, Anchor::default()),
     };
     let spec = LimitSpec {
-        requests: limit.requests,
+        requests: limit.large_requests.unwrap_or(limit.requests.into()),
         window: Micros::new(limit.window_us),
         buckets: limit.buckets,
         edge: limit.strict_edge.map(|strict| if strict { WindowEdge::Strict } else { WindowEdge::Weighted }),
@@ -214,7 +215,12 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         anchor,
         phase: limit.phase_us.map(Micros::new),
         debt: limit.debt,
-        window_start: None,
+        // Other windows of a schedule have a period or a phase.
+        window_start: if limit.calendar.is_none() && limit.phase_us.is_none() {
+            Some(WindowStart::Epoch)
+        } else {
+            None
+        },
         classes: None,
         method: None,
         floor: None,
@@ -328,7 +334,7 @@ fn decode_override_change(change: proto::OverrideChange) -> OverrideChange {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::algorithm::{MaxHits, concurrency::Concurrency, gcra::Gcra};
+    use crate::algorithm::{MAX_NUMBER, MaxHits, concurrency::Concurrency, gcra::Gcra};
 
     const NOW: Micros = Micros::from_secs(1_763_672_400);
 
@@ -426,6 +432,8 @@ mod tests {
             ("sliding_window", LimitSpec { buckets: Some(6), edge, count_denied, soft: Some(20), ..spec }),
             ("sliding_log", LimitSpec { min_interval: Some(Micros::from_secs(1)), count_denied, ..spec }),
             ("leaky_bucket", LimitSpec { burst: Some(3), queue: Some(4), ..spec }),
+            ("fixed_window", LimitSpec { requests: MAX_NUMBER, ..spec }),
+            ("fixed_window", LimitSpec { window_start: Some(WindowStart::FirstRequest), ..spec }),
             ("token_bucket", LimitSpec { burst: Some(4), warm_up: Some(Micros::from_secs(30)), ..spec }),
         ] {
             let kind = Algorithm::kind(name).unwrap();
