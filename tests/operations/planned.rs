@@ -124,7 +124,7 @@ async fn a_planned_override_begins_at_its_second_on_every_instance() {
     let list = other.ctl(&["limit", "list", "api", "user=bob"]);
     assert!(list.contains(&format!("planned|{from}|limit|api|user=bob")) && list.contains("10/year"), "{list}");
     let switches = other.ctl(&["switch", "list"]);
-    assert!(switches.contains(&format!("planned switch {from}|switch|rule|api|bucket deny")), "{switches}");
+    assert!(switches.contains(&format!("planned switch {from}|rule|api|bucket deny")), "{switches}");
     let exported = other.ctl(&["export"]);
     assert!(exported.contains(&format!("planned|{from}|plan|api|tenant=acme,pro,\n")), "{exported}");
     let inspected = other.ctl(&["inspect", "api", "user=bob"]);

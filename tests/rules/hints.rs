@@ -1,6 +1,9 @@
 //! Messages about frequent mistakes in rule files: each one contains the correct form.
 
-use sluicegate::rules::{Entry, Lookup, Options, Severity, SourceFile, compile};
+use sluicegate::{
+    algorithm::MAX_NUMBER,
+    rules::{Entry, Lookup, Options, Severity, SourceFile, compile},
+};
 
 /// Returns the errors and warnings of a file, without its name.
 fn diagnostics(text: &str) -> Vec<String> {
@@ -129,8 +132,9 @@ fn an_invalid_value_names_the_one_that_is_probably_meant() {
         let [found] = found.as_slice() else { panic!("{limit}: {found:#?}") };
         // `expected` does not contain the list of units or algorithms.
         let (start, end) = expected.split_once("; ").unwrap_or((expected, ""));
-        let start =
-            start.trim_end_matches("not one of ").replace(" a whole number,", " a whole number from 0 to 4294967295,");
+        let max = if start.contains("requests_per_unit") { MAX_NUMBER } else { u32::MAX.into() };
+        let number = format!(" a whole number from 0 to {max},");
+        let start = start.trim_end_matches("not one of ").replace(" a whole number,", &number);
         assert!(found.starts_with(start.trim_end()) && found.ends_with(end), "{found}\n{expected}");
     }
     let prefix = descriptor(&["key: k", "ip_prefix: {v4: /24}", LIMIT]);

@@ -80,11 +80,11 @@ fn every_error_has_a_location_and_a_message() {
         ),
         (
             "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: '5'}}]",
-            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 4294967295, not the text \"5\"",
+            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 9007199254740991, not the text \"5\"",
         ),
         (
-            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 4294967296}}]",
-            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 4294967295, not 4294967296",
+            "domain: d\ndescriptors: [{key: k, rate_limit: {unit: day, requests_per_unit: 9007199254740992}}]",
+            "a.yaml:2:67: requests_per_unit must be a whole number from 0 to 9007199254740991, not 9007199254740992",
         ),
         (
             &format!("domain: d\ndescriptors: [{{key: k, {limit}, unit_multiplier: 0}}}}]"),
@@ -493,8 +493,8 @@ const NUMBERS: &[(&str, Option<u32>)] = &[
     ("-010", None),
     ("-0x1", None),
     ("+ 5", None),
-    ("4294967296", None),
-    ("0x100000000", None),
+    ("9007199254740992", None),
+    ("0x20000000000000", None),
     ("99999999999999999999", None),
     ("1.0", Some(1)),
     ("1.5", Some(1)),
@@ -510,8 +510,8 @@ const NUMBERS: &[(&str, Option<u32>)] = &[
     ("07.0", Some(7)),
     ("-0.0", Some(0)),
     ("4294967295.0", Some(u32::MAX)),
-    ("4294967296.0", None),
-    ("5e9", None),
+    ("9007199254740992.0", None),
+    ("1e16", None),
     ("-1.0", None),
     ("1e400", None),
     ("1e", None),
@@ -531,6 +531,14 @@ const NUMBERS: &[(&str, Option<u32>)] = &[
     ("[5]", None),
     ("{}", None),
     ("٣", None),
+];
+
+/// Numbers above 32 bits, which envoyproxy/ratelimit rejects.
+const LARGE_NUMBERS: &[(&str, u64)] = &[
+    ("4294967296", 4_294_967_296),
+    ("0x100000000", 4_294_967_296),
+    ("5e9", 5_000_000_000),
+    ("9_007_199_254_740_991", 9_007_199_254_740_991),
 ];
 
 /// Numbers with a leading zero: our value since 0.1.0, where envoyproxy/ratelimit has another or an error.
@@ -569,6 +577,17 @@ fn numbers_have_the_values_of_envoyproxy_ratelimit() {
             assert_eq!(limit(&set, "d", &[("k", "x")]), Some(u64::from(*expected)), "{number}");
             let is_unusual = matches!(*number, "" | "~" | "null" | "Null" | "NULL" | "1.5" | ".5" | "1e-3");
             assert_eq!(warnings.len(), usize::from(is_unusual), "{number}: {warnings:?}");
+        }
+    }
+}
+
+#[test]
+fn a_limit_can_have_more_than_32_bits() {
+    for (number, expected) in LARGE_NUMBERS {
+        for text in files_with_number(number) {
+            let (set, warnings) = accepted(&[&text], Options::default());
+            assert_eq!(limit(&set, "d", &[("k", "x")]), Some(*expected), "{number}");
+            assert!(warnings.is_empty(), "{number}: {warnings:?}");
         }
     }
 }
