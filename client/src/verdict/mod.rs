@@ -120,7 +120,8 @@ pub struct Status {
 /// Limit that applied: [`requests_per_unit`](Self::requests_per_unit) requests per [`window`](Self::window).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Number of requests per window. For a concurrency limit (with a `window` of zero): requests in flight.
+    /// Number of requests per window, at most 4,294,967,295 even if there are more. For a concurrency limit (with a `window`
+    /// of zero): requests in flight.
     pub requests_per_unit: u32,
     /// Length of the window. A month counts as 30 days and a year as 365 days.
     pub window: Duration,

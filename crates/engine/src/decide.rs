@@ -49,13 +49,14 @@ impl<S: Store> Engine<S> {
             };
             drop(hits);
             prepared.set_answers(answers);
-            if prepared.has_several {
+            if prepared.has_groups {
                 self.begin_penalties(&mut prepared).await;
             }
         }
         self.finish(snapshot, &mut prepared)
     }
 
+    /// Begins the penalties of the limits that have denied the request.
     async fn begin_penalties(&self, prepared: &mut PreparedRequest<'_, '_>) {
         let hits = prepared.penalty_hits();
         if hits.is_empty() {
@@ -128,16 +129,16 @@ impl<S> Engine<S> {
                 Match::Unlimited(_, override_kind) => Prepared::Unlimited(override_kind),
                 Match::Denied(applied) => {
                     is_denied |= self.denies_requests(snapshot, &applied);
-                    if applied.is_one_of_several && self.denies_requests(snapshot, &applied) {
+                    if applied.is_grouped && self.denies_requests(snapshot, &applied) {
                         denied_of_several.push(index);
                     }
                     self.count_denied_by_switch(request.domain, descriptor, &applied, now);
                     Prepared::Denied(applied)
                 }
                 Match::Limited(applied) => {
-                    prepared.has_several |= applied.is_one_of_several;
+                    prepared.has_groups |= applied.is_grouped;
                     let mut feedback = request.feedback.get(index).copied().unwrap_or_default();
-                    if applied.is_one_of_several || applied.rule.is_some_and(|rule| rule.cost_per_hit.is_some()) {
+                    if applied.is_grouped || applied.rule.is_some_and(|rule| rule.cost_per_hit.is_some()) {
                         // A grant would be of one limit only, or of hits without their cost.
                         feedback = Feedback { sample: feedback.sample, ..Feedback::default() };
                     }
@@ -173,7 +174,7 @@ impl<S> Engine<S> {
             prepared.is_denied_by_switch || is_charged_together && prepared.charged().any(ChargedLimit::denies_all);
         let mut ranked = None;
         for limit in prepared.charged() {
-            let ChargedLimit { descriptor, applied, answer, is_one_of_several, .. } = limit;
+            let ChargedLimit { descriptor, applied, answer, is_grouped, .. } = limit;
             let Ok(answer) = answer else {
                 continue;
             };
@@ -187,7 +188,7 @@ impl<S> Engine<S> {
             if is_allowed && (is_nothing_taken || prepared.is_denied_together(limit)) {
                 continue;
             }
-            let is_charged_alone = !is_charged_together && !is_one_of_several;
+            let is_charged_alone = !is_charged_together && !is_grouped;
             self.count(descriptor, applied, applied.base_limit(), answer, is_charged_alone, now);
         }
         for limit in prepared.charged_mut() {
@@ -223,23 +224,22 @@ impl<S> Engine<S> {
             applied.series.count_requested(self.worker, cost, 1);
         }
         let for_caller = applied.for_caller(algorithm, descriptor, feedback.sample, &name);
-        let penalty = match applied.limit.penalty() {
-            Some(penalty) if !descriptor.refund => {
-                let program = Program::from(penalty);
-                let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, (&program).into(), hash);
-                applied.append_limit_name(&mut name);
-                let counter = Counter { per_second: applied.limit.is_per_second(), ..Counter::new(name, program) };
-                let peek = Hit { action: Action::Peek, blocks, ..Hit::take(counter, cost) };
-                Some(Box::new(PenaltyOfLimit::new(peek)))
-            }
-            Some(_) | None => None,
-        };
+        let mut penalty = None;
+        if let Some(program) = applied.limit.penalty()
+            && !descriptor.refund
+        {
+            let program = Program::from(program);
+            let mut name = key::name(self.scope, domain, shard_by, entries, &applied.path, (&program).into(), hash);
+            applied.append_limit_name(&mut name);
+            let counter = Counter { per_second: applied.limit.is_per_second(), ..Counter::new(name, program) };
+            penalty = Some(Box::new(PenaltyOfLimit::new(Hit { blocks, ..Hit::take(counter, cost).peek() })));
+        }
         // It has 630 bytes, and is written once.
         prepared.limits.push(PreparedLimit {
             descriptor: index,
             outcome: Prepared::Charged(ChargedLimit {
                 descriptor,
-                is_one_of_several: applied.is_one_of_several,
+                is_grouped: applied.is_grouped,
                 hit: Hit {
                     counter: Counter {
                         name,

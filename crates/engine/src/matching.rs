@@ -28,8 +28,8 @@ pub(super) struct AppliedLimit<'s> {
     pub(super) custom_limit: Option<&'s CustomLimit>,
     /// When the calendar windows of the entity begin, where its plan assignment says so.
     pub(super) anchor: Option<&'s Anchor>,
-    /// Whether the limit is charged together with others or not at all: the other limits of its rule, or its penalty.
-    pub(super) is_one_of_several: bool,
+    /// Whether the limit is charged in a group, all or none: with the other limits of its rule, or with its penalty.
+    pub(super) is_grouped: bool,
     /// The mode that a switch has set for the rule.
     pub(super) mode: Option<Mode>,
     pub(super) path: Path<'s>,
@@ -479,7 +479,7 @@ impl<S> Engine<S> {
         let limit = elastic_limit.unwrap_or(limit);
         let mut applied = self.applied_limit(snapshot, domain, descriptor, rule, path, limit);
         applied.anchor = found.anchor;
-        applied.is_one_of_several = found.is_one_of_several || limit.penalty().is_some();
+        applied.is_grouped = found.is_one_of_several || limit.penalty().is_some();
         applied.matched(descriptor)
     }
 
@@ -506,7 +506,7 @@ impl<S> Engine<S> {
             rule: Some(rule),
             custom_limit: None,
             anchor: None,
-            is_one_of_several: false,
+            is_grouped: false,
             mode: snapshot.modes.mode_of(domain, Some(rule)),
             path,
             series,
@@ -529,7 +529,7 @@ impl<S> Engine<S> {
             None => self.limit_without_rule(snapshot, domain, descriptor, limit),
         };
         applied.custom_limit = Some(custom_limit);
-        applied.is_one_of_several = found.is_one_of_several || limit.penalty().is_some();
+        applied.is_grouped = found.is_one_of_several || limit.penalty().is_some();
         match (applied.matched(descriptor), custom_limit.allowance) {
             (Match::Limited(applied), Allowance::Unlimited) => Match::Unlimited(applied.rule, applied.override_kind()),
             (Match::Limited(applied), Allowance::Blocked) if !descriptor.refund => Match::Denied(applied),
@@ -552,7 +552,7 @@ impl<S> Engine<S> {
             rule: None,
             custom_limit: None,
             anchor: None,
-            is_one_of_several: false,
+            is_grouped: false,
             mode: snapshot.modes.mode_of(domain, None),
             path: Path::new(),
             series: SeriesRef::Dynamic(series, None),

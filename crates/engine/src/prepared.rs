@@ -20,8 +20,8 @@ pub struct PreparedRequest<'s, 'd> {
     /// What happens to each descriptor. A rule with several limits has several, one after the other.
     pub(super) limits: SmallVec<[PreparedLimit<'s, 'd>; 1]>,
     pub(super) charge: Charge,
-    /// Whether a rule has several limits, or a limit has a penalty.
-    pub(super) has_several: bool,
+    /// Whether some limits are charged in groups: a rule has several limits, or a limit has a penalty.
+    pub(super) has_groups: bool,
     /// Whether an override denies the whole request, so that the other limits are only peeked.
     pub(super) is_denied_by_switch: bool,
 }
@@ -77,8 +77,8 @@ impl<'s> Prepared<'s, '_> {
 pub(super) struct ChargedLimit<'s, 'd> {
     pub(super) descriptor: &'s Descriptor<'d>,
     pub(super) applied: AppliedLimit<'s>,
-    /// See [`AppliedLimit::is_one_of_several`].
-    pub(super) is_one_of_several: bool,
+    /// See [`AppliedLimit::is_grouped`].
+    pub(super) is_grouped: bool,
     /// The hit. Under [`Charge::All`] it includes the costs of later limits with the same counter.
     pub(super) hit: Hit,
     /// The index of the earlier limit whose hit includes this one.
@@ -122,7 +122,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
             now,
             limits: SmallVec::new(),
             charge: Charge::Each,
-            has_several: false,
+            has_groups: false,
             is_denied_by_switch: false,
         }
     }
@@ -150,11 +150,11 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
 
     /// Returns the parts of [`Self::hits`] that a store applies in one call each.
     ///
-    /// The limits of a rule with several are charged together. Without such rules there is one part.
+    /// Each group of limits is a part. Without groups there is one part.
     #[must_use]
     pub fn parts(&self) -> SmallVec<[Part; 1]> {
         let mut parts = SmallVec::<[Part; 1]>::new();
-        if !self.has_several || self.charge == Charge::All {
+        if !self.has_groups || self.charge == Charge::All {
             let count = self.charged().map(ChargedLimit::hit_count).sum();
             parts.push(Part::new(0..count, self.charge));
             return parts;
@@ -164,10 +164,10 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         for limit in self.charged() {
             let next = first + limit.hit_count();
             let is_next = match descriptor {
-                Some(descriptor) if limit.is_one_of_several => ptr::eq(descriptor, limit.descriptor),
+                Some(descriptor) if limit.is_grouped => ptr::eq(descriptor, limit.descriptor),
                 Some(_) | None => false,
             };
-            descriptor = limit.is_one_of_several.then_some(limit.descriptor);
+            descriptor = limit.is_grouped.then_some(limit.descriptor);
             match parts.last_mut() {
                 Some(part) if is_next => part.hits.end = next,
                 _ => parts.push(Part { hits: first..next, charge: Charge::All }),
@@ -210,7 +210,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
 
     /// Applies the hits to counters in memory.
     pub fn apply_in(&mut self, memory: &Memory) {
-        if self.charge == Charge::All || self.has_several {
+        if self.charge == Charge::All || self.has_groups {
             let hits = self.hits();
             let mut answers = HitDecisions::new();
             for Part { hits: part, charge } in self.parts() {
@@ -253,6 +253,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         debug_assert!(answers.next().is_none(), "a store has answered more hits than there were");
     }
 
+    /// Begins the penalties of the limits that have denied the request, with counters in memory.
     fn begin_penalties_in(&mut self, memory: &Memory) {
         let hits = self.penalty_hits();
         if hits.is_empty() {
@@ -288,7 +289,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
 
     /// Returns whether no limit of the rule takes a hit, because one of several denies the descriptor.
     pub(super) fn is_denied_together(&self, limit: &ChargedLimit<'_, '_>) -> bool {
-        if !limit.is_one_of_several {
+        if !limit.is_grouped {
             return false;
         }
         for other in self.charged() {
@@ -315,6 +316,7 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
                 if is_same && other.included_in.is_none() {
                     other.hit.cost = other.hit.cost.saturating_add(limit.hit.cost);
                     limit.included_in = Some(first);
+                    // The earlier limit has the same one.
                     limit.penalty = None;
                     break;
                 }

@@ -166,6 +166,12 @@ const MAX_UNPAID_TIME: Micros = Micros::from_secs(2);
 /// A caller may use this many times its demand.
 const HEADROOM: f64 = 1.25;
 
+/// Returns the hits of a limit in one second, rounded up. The product of the largest limit does not fit into 64 bits.
+fn hits_per_second(requests: u64, window: Micros) -> u64 {
+    let hits = (u128::from(requests) * 1_000_000).div_ceil(window.get().max(1).into());
+    u64::try_from(hits).unwrap_or(u64::MAX)
+}
+
 impl DivisibleLimit {
     /// Returns `None` if the limit is not a rate, or if it delays requests or may be owed hits.
     pub(super) fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
@@ -184,7 +190,7 @@ impl DivisibleLimit {
             (Some(burst), _) => burst,
             (None, Prepayment::Lifetime) => requests,
             // The hits of a second.
-            (None, _) => (requests * 1_000_000).div_ceil(window.get().max(1)).max(MIN_TOKENS).min(requests),
+            (None, _) => hits_per_second(requests, window).max(MIN_TOKENS).min(requests),
         };
         Some(Self { requests, window, burst, prepayment })
     }
@@ -354,6 +360,18 @@ fn seconds(time: Micros) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hits_of_a_second_are_exact_up_to_the_largest_limit() {
+        for (requests, seconds, expected) in [
+            (60, 60, 1),
+            (61, 60, 2),
+            (9_007_199_254_740_991, 1, 9_007_199_254_740_991),
+            (9_007_199_254_740_991, 3_600, 2_501_999_792_984),
+        ] {
+            assert_eq!(hits_per_second(requests, Micros::from_secs(seconds)), expected);
+        }
+    }
 
     #[test]
     fn a_bucket_that_differs_only_in_the_interval_gets_a_token_less() {

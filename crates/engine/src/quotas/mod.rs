@@ -573,7 +573,7 @@ impl<S> Engine<S> {
         applied: AppliedLimit<'s>,
     ) -> Result<SharedCounter<'s>, AppliedLimit<'s>> {
         // The parts of several limits would have to be used up together, and Envoy counts requests, not their costs.
-        if applied.is_one_of_several || applied.rule.is_some_and(|rule| rule.cost_per_hit.is_some()) {
+        if applied.is_grouped || applied.rule.is_some_and(|rule| rule.cost_per_hit.is_some()) {
             return Err(applied);
         }
         let Some(limit) = DivisibleLimit::new(&applied, report.ttl) else {

@@ -90,8 +90,10 @@ impl Context<'_> {
         }
         match self.consistency {
             Consistency::Exact => None,
-            Consistency::Leased => Some("consistency: leased, because a lease allows hits without asking the store"),
-            Consistency::Eventual => Some("consistency: eventual, because instances decide without asking the store"),
+            Consistency::Leased => Some("consistency: leased, because a lease allows hits without a call to the store"),
+            Consistency::Eventual => {
+                Some("consistency: eventual, because instances decide without a call to the store")
+            }
         }
     }
 }
