@@ -62,3 +62,38 @@ pub(super) fn deny(decision: &mut Decision, time_left: Micros) {
         ..*decision
     };
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_penalty_replaces_the_numbers_of_its_limit() {
+        let seconds = Micros::from_secs;
+        let allowed = Decision {
+            allowed: true,
+            soft: true,
+            remaining: 5,
+            used: 7,
+            reset: seconds(9),
+            next: seconds(1),
+            delay: seconds(2),
+            ..Decision::default()
+        };
+        let mut decision = allowed;
+        deny(&mut decision, seconds(60));
+        let used = 7;
+        let time_left = seconds(60);
+        let denied =
+            Decision { used, reset: time_left, next: time_left, retry_after: Some(time_left), ..Decision::default() };
+        assert_eq!(decision, denied);
+        // A denial of the limit that ends later still ends later.
+        let by_limit = Decision { allowed: false, reset: seconds(90), retry_after: Some(seconds(80)), ..allowed };
+        let mut decision = by_limit;
+        deny(&mut decision, seconds(60));
+        assert_eq!((decision.reset, decision.retry_after), (seconds(90), Some(seconds(80))));
+        let mut decision = Decision { retry_after: None, ..by_limit };
+        deny(&mut decision, seconds(60));
+        assert_eq!(decision.retry_after, None, "the hit never fits");
+    }
+}
