@@ -29,6 +29,8 @@ fn hits_in_a_penalty_are_denied_and_do_not_prolong_it() {
     let denied = peek(penalty, &state, 1_590);
     assert_eq!((denied.allowed, denied.retry_after), (false, Some(Micros::from_secs(10))));
     assert_eq!(denied.reset, Micros::from_secs(10));
+    assert_eq!((denied.used, denied.next), (1, Micros::from_secs(10)));
+    assert_eq!(peek(penalty, &state, 1_600).used, 0);
     assert!(peek(penalty, &state, 1_600).allowed);
     assert_eq!(take(penalty, &mut state, 1_600), (true, 2_200), "without penalty_max, all have the same length");
 }
@@ -88,6 +90,10 @@ fn a_rollback_undoes_its_own_penalty() {
     roll_back(&mut state, 999);
     assert_eq!(state, first, "another take");
     take(penalty, &mut state, 1_010);
+    let second = state.clone();
+    assert_eq!(take(penalty, &mut state, 1_030), (true, 1_070));
+    roll_back(&mut state, 1_030);
+    assert_eq!(state, second);
     roll_back(&mut state, 1_010);
     assert_eq!(state, first);
     assert!(peek(penalty, &state, 1_010).allowed);
