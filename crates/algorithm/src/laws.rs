@@ -327,6 +327,10 @@ proptest! {
         let (Some(low), Some(high)) = (limit.times(1), limit.times(factor)) else {
             return Ok(());
         };
+        // A fixed window above the largest count of its integer has another state, so such a change begins a new counter.
+        if low.tag() != high.tag() {
+            return Ok(());
+        }
         let wait = |decision: Decision| decision.retry_after.unwrap_or_default();
         let ceiling = |algorithm: &Algorithm| peek(algorithm, &State::default(), 0, START).remaining;
 
