@@ -25,8 +25,9 @@ fn generated_code_is_fresh() {
     let set = protox::compile(FILES, [root.join("proto")]).unwrap();
     fs::write(generated.path().join(DESCRIPTOR_SET), prost_encode(&set)).unwrap();
     let configuration = tonic_prost_build::configure().bytes(".sluicegate.cluster.v1");
-    // A batch has up to 200,000 limits, and few of them follow a calendar.
+    // A batch has up to 200,000 limits, and few of them follow a calendar or are large.
     let configuration = configuration.boxed(".sluicegate.cluster.v1.Limit.calendar");
+    let configuration = configuration.boxed(".sluicegate.cluster.v1.Limit.large");
     configuration.btree_map(".envoy.service.rate_limit_quota.v3").out_dir(generated.path()).compile_fds(set).unwrap();
 
     let committed = root.join("src/gen");

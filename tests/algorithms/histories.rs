@@ -151,7 +151,7 @@ fn limits(kind: AlgorithmKind) -> BoxedStrategy<Algorithm> {
                 buckets: if_chosen("buckets", first > 4).then_some(second + 1),
                 edge: if_chosen("edge", first % 2 == 0).then_some(WindowEdge::Strict),
                 burst: if_chosen("burst", first > 2).then_some(u64::from(second) + 1),
-                debt: (kind.name == DebtBucket::NAME).then_some(second + 1),
+                debt: (kind.name == DebtBucket::NAME).then_some(u64::from(second) + 1),
                 queue: if_chosen("queue", second > 2).then_some(first),
                 warm_up: kind.name.contains("warm_up").then_some(Micros::new(1 + u64::from(second) * 30_000_001)),
                 count_denied: Some(denied),

@@ -26,6 +26,7 @@ const LIMITS: &[&str] = &[
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "token_bucket", "burst": 3, "debt": 12}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "token_bucket", "burst": 15, "warm_up": "30s"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "gcra", "burst": 15}"#,
+    r#"{"unit": "hour", "requests_per_unit": 999999999999989, "algorithm": "token_bucket"}"#,
     r#"{"unit": "minute", "requests_per_unit": 10, "algorithm": "leaky_bucket", "burst": 3, "queue": 5}"#,
     r#"{"algorithm": "concurrency", "limit": 10, "hold": "90s"}"#,
     r#"{"algorithm": "adaptive", "ceiling": 10, "hold": "90s"}"#,

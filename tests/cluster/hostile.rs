@@ -13,9 +13,9 @@ use std::{
 
 use prost::Message;
 use sluicegate_proto::sluicegate::cluster::v1::{
-    ActivityRequest, ActivityResponse, CopyPage, CopyRequest, CounterCopy, Increment, Limit, OverrideChange,
-    OverridesChange, OverridesPage, OverridesRequest, Position, PullRequest, PullResponse, RuleSet, StoredOverride,
-    cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
+    ActivityRequest, ActivityResponse, CopyPage, CopyRequest, CounterCopy, Increment, LargeNumbers, Limit,
+    OverrideChange, OverridesChange, OverridesPage, OverridesRequest, Position, PullRequest, PullResponse, RuleSet,
+    StoredOverride, cluster_service_client::ClusterServiceClient, cluster_service_server::ClusterService,
 };
 use tonic::{
     Code, Request, Response, Status,
@@ -219,7 +219,7 @@ fn limit(algorithm: &str) -> Limit {
     Limit { algorithm: algorithm.to_owned(), requests: 1_000, window_us: 31_536_000_000_000, ..Limit::default() }
 }
 
-/// Returns increments for a counter, each absurd in another way. A member that sends malformed ones is left alone.
+/// Returns increments for a counter, each absurd in another way. A member that sends malformed ones is not called.
 fn nonsense_for(counter: &[u8]) -> Vec<Vec<u8>> {
     let valid = Increment {
         sequence: 1,
@@ -248,7 +248,10 @@ fn nonsense_for(counter: &[u8]) -> Vec<Vec<u8>> {
                 buckets: (kind == "sliding_window").then_some(u32::MAX),
                 burst: matches!(kind, "token_bucket" | "gcra").then_some(u32::MAX),
                 queue: (kind == "leaky_bucket").then_some(u32::MAX),
-                large_requests: Some(u64::MAX - u64::from(requests)),
+                large: Some(Box::new(LargeNumbers {
+                    requests: u64::MAX - u64::from(requests),
+                    burst: matches!(kind, "token_bucket" | "gcra").then_some(u64::MAX),
+                })),
                 ..limit(kind)
             };
             let plain = Limit { requests, window_us, ..limit(kind) };

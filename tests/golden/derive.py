@@ -488,6 +488,7 @@ KINDS = {
 
 MINUTE = {"unit": "minute", "requests_per_unit": 10}
 SEVEN = {"unit": "second", "requests_per_unit": 7}
+LARGE = {"unit": "hour", "requests_per_unit": 999_999_999_999_989}
 LIMITS = [
     MINUTE,
     {**MINUTE, "count_denied": False, "soft": "20%"},
@@ -519,6 +520,11 @@ LIMITS = [
     {**MINUTE, "algorithm": "leaky_bucket", "burst": 3, "queue": 4, "soft": "50%"},
     {**SEVEN, "algorithm": "gcra", "burst": 5},
     {**MINUTE, "algorithm": "gcra", "burst": 1},
+    {**LARGE, "requests_per_unit": 2**53 - 1, "count_denied": False},
+    {**LARGE, "algorithm": "token_bucket"},
+    {**LARGE, "algorithm": "token_bucket", "burst": 5_000_000_011, "soft": "10%", "count_denied": True},
+    {**LARGE, "algorithm": "token_bucket", "burst": 70_000_000_003, "debt": 5_000_000_000_021},
+    {**LARGE, "algorithm": "gcra", "unit": "month", "burst": 2**53 - 1},
     {"algorithm": "concurrency", "limit": 5, "hold": "60s"},
     {"algorithm": "concurrency", "limit": 10, "hold": "3s", "soft": "20%"},
     {"capacity": "40/s", "class": "plan", "shares": {"free": {"min": 5, "max": 12}, "gold": {"min": 20}}},
@@ -552,6 +558,8 @@ def derive(limit, steps=60):
             now += rng.choice(gaps(limiter))
         action = rng.choices(["take", "peek", "return"], [8, 1, 1])[0]
         cost = rng.choice([1, 1, 1, 2, 3, limiter.quota, limiter.ceiling + 1] + [0] * (action == "peek"))
+        if limiter.quota > 2**32 and rng.random() < 0.7:
+            cost = rng.randrange(limiter.quota) // rng.choice([1, 3, 1_000])
         if shared and not retry:
             limiter.caller_class = rng.choice(limiter.classes)
         decision = limiter.decide(action, cost, now)

@@ -10,6 +10,7 @@ use sluicegate::{
         first_request::FirstRequestWindow,
         fixed_window::FixedWindow,
         gcra::Gcra,
+        large_bucket::LargeBucket,
         leaky_bucket::LeakyBucket,
         reports::UtilizationReports,
         scheduled_window::{Schedule, ScheduledWindow},
@@ -95,7 +96,7 @@ async fn redis_keys_expire_by_themselves_and_can_be_read() {
 /// Time by which the key of a bucket outlives its state at most, because its expiry is rarely set: a sixteenth of the
 /// drain time.
 fn expiry_step(algorithm: &Algorithm, drain_time: Micros) -> u64 {
-    let is_bucket = ["token_bucket", "token_bucket with debt", "leaky_bucket", "gcra"].contains(&algorithm.name());
+    let is_bucket = ["tb", "debt", "tbl", "lb", "gcra"].contains(&algorithm.tag());
     if is_bucket { drain_time.get() / 16_000 } else { 0 }
 }
 
@@ -107,7 +108,7 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
     let redis = connect(&server.url(), Duration::from_millis(1)).await;
     let (window, max_hits) = (Micros::from_secs(86_400), MaxHits::hard(10));
     let month = Calendar::new(Period::Months(1), Anchor::default()).unwrap();
-    let algorithms: [Algorithm; 12] = [
+    let algorithms: [Algorithm; 13] = [
         FixedWindow::new(max_hits, window, true).unwrap().into(),
         FirstRequestWindow::new(max_hits, window, false).unwrap().into(),
         ScheduledWindow::new(max_hits, Schedule::Calendar(month), false).into(),
@@ -118,6 +119,7 @@ async fn a_key_expires_when_its_state_no_longer_matters() {
         SlidingLog::new(max_hits, window, Micros::ZERO, false).unwrap().into(),
         TokenBucket::new(10, window, max_hits, false).unwrap().into(),
         DebtBucket::new(10, window, 5, 5).unwrap().into(),
+        LargeBucket::new(10, window, max_hits, false).unwrap().into(),
         LeakyBucket::new(10, window, max_hits, 10, false).unwrap().into(),
         WarmUp::new(10, window, 1, Micros::from_secs(3_600), false).unwrap().into(),
     ];

@@ -1,5 +1,5 @@
 //! [`DrainTime`]: the drain time of a full bucket in a few bytes of the state. It shows that the limit was changed, and
-//! the level is scaled with it.
+//! the level is scaled in proportion.
 
 use super::Micros;
 

@@ -68,8 +68,8 @@ fn apply_all(input: &mut Unstructured<'_>) -> Result<()> {
 
 /// Reads a limit with the keywords that its algorithm accepts.
 fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
-    let burst = number("burst", u32::MAX, keywords, input)?;
-    let debt = number("debt", u32::MAX, keywords, input)?;
+    let burst = large_number("burst", keywords, input)?;
+    let debt = large_number("debt", keywords, input)?;
     let queue = number("queue", u32::MAX, keywords, input)?;
     let buckets = number("buckets", 4_000, keywords, input)?;
     let soft = number("soft", 1_000, keywords, input)?;
@@ -81,7 +81,7 @@ fn limit(keywords: &[&str], input: &mut Unstructured<'_>) -> Result<LimitSpec> {
         window: Micros::from_secs(window),
         buckets,
         edge: if input.arbitrary()? { Some(WindowEdge::Strict) } else { None },
-        burst: burst.map(u64::from),
+        burst,
         debt,
         queue,
         warm_up: if input.arbitrary()? { Some(Micros::new(input.int_in_range(0..=MAX_PERIOD.get())?)) } else { None },
@@ -107,6 +107,14 @@ fn requests(input: &mut Unstructured<'_>) -> Result<u64> {
     }
     let requests = u64::from(input.arbitrary::<u32>()?);
     Ok(if input.ratio(1, 4)? { requests << 21 } else { requests })
+}
+
+/// Reads the number of a keyword that may have more than 32 bits.
+fn large_number(keyword: &str, keywords: &[&str], input: &mut Unstructured<'_>) -> Result<Option<u64>> {
+    let Some(small) = number(keyword, u32::MAX, keywords, input)?.map(u64::from) else {
+        return Ok(None);
+    };
+    Ok(Some(if input.ratio(1, 4)? { small << 21 } else { small }))
 }
 
 /// Reads the number of a keyword, or `None` if the algorithm does not accept the keyword.

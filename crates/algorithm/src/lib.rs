@@ -30,6 +30,7 @@ mod forecast;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 pub mod gcra;
+pub mod large_bucket;
 #[cfg(test)]
 mod laws;
 pub mod leaky_bucket;

@@ -24,10 +24,10 @@ pub struct LimitSpec {
     pub buckets: Option<u32>,
     /// Weight of the oldest counter of a sliding window.
     pub edge: Option<WindowEdge>,
-    /// Hits that a bucket allows at once.
+    /// Hits that a bucket allows in one burst.
     pub burst: Option<u64>,
     /// Hits that a bucket may owe.
-    pub debt: Option<u32>,
+    pub debt: Option<u64>,
     /// Hits that a leaky bucket may delay.
     pub queue: Option<u32>,
     /// Time in which the rate rises from a third to the full rate.
@@ -92,7 +92,7 @@ impl LimitSpec {
         Self {
             requests: self.requests.div_ceil(parts.into()),
             burst: self.burst.map(|burst| burst.div_ceil(parts.into())),
-            debt: self.debt.map(|debt| debt.div_ceil(parts)),
+            debt: self.debt.map(|debt| debt.div_ceil(parts.into())),
             queue: self.queue.map(|queue| queue.div_ceil(parts)),
             floor: self.floor.map(|floor| floor.div_ceil(parts)),
             initial: self.initial.map(|initial| initial.div_ceil(parts)),
@@ -119,7 +119,7 @@ impl LimitSpec {
     pub(super) fn short_requests(&self) -> Result<u32, InvalidLimit> {
         u32::try_from(self.requests).map_err(|_| InvalidLimit {
             keyword: "requests_per_unit",
-            reason: "limits above 4294967295 are only possible with fixed_window",
+            reason: "limits above 4294967295 are only possible with fixed_window, token_bucket and gcra",
         })
     }
 

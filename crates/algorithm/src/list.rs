@@ -3,9 +3,9 @@
 use super::{
     AlgorithmKind, Arguments, CounterPart, CounterProgram, Decision, LimitSpec, Limiter, Micros, Operation, Program,
     RequestContext, State, adaptive::Adaptive, concurrency::Concurrency, debt_bucket::DebtBucket,
-    first_request::FirstRequestWindow, fixed_window::FixedWindow, gcra::Gcra, leaky_bucket::LeakyBucket,
-    program::Script, scheduled_window::ScheduledWindow, shares::Shares, sliding_log::SlidingLog,
-    sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
+    first_request::FirstRequestWindow, fixed_window::FixedWindow, gcra::Gcra, large_bucket::LargeBucket,
+    leaky_bucket::LeakyBucket, program::Script, scheduled_window::ScheduledWindow, shares::Shares,
+    sliding_log::SlidingLog, sliding_window::SlidingWindow, token_bucket::TokenBucket, warm_up::WarmUp,
 };
 
 macro_rules! algorithms {
@@ -165,6 +165,7 @@ algorithms![
     SlidingLog,
     TokenBucket,
     DebtBucket,
+    LargeBucket,
     WarmUp,
     LeakyBucket,
     Gcra,

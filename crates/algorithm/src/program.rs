@@ -1,4 +1,4 @@
-//! [`CounterProgram`]: what a store runs on the state of a counter, and [`Program`], which is any of them.
+//! [`CounterProgram`]: the code that a store runs on the state of a counter, and [`Program`], which is any of them.
 
 use smallvec::SmallVec;
 

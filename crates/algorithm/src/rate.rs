@@ -25,8 +25,7 @@ pub(super) struct Rate {
 
 impl Rate {
     /// Creates a rate; `None` if there are no hits or no time.
-    pub(super) fn new(hits: u32, per: Micros) -> Option<Self> {
-        let hits = u64::from(hits);
+    pub(super) fn new(hits: u64, per: Micros) -> Option<Self> {
         let micros = per.get();
         if hits == 0 || micros == 0 {
             return None;
@@ -36,8 +35,8 @@ impl Rate {
     }
 
     /// Returns the hits and the time from which [`Self::new`] makes the same rate.
-    pub(super) fn hits_per_interval(self) -> (u32, Micros) {
-        (u32::try_from(self.parts).unwrap_or(u32::MAX), Micros::new(self.interval))
+    pub(super) fn hits_per_interval(self) -> (u64, Micros) {
+        (self.parts, Micros::new(self.interval))
     }
 
     /// Returns the number of parts into which a microsecond is divided.

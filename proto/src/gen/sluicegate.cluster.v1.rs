@@ -19,7 +19,7 @@ pub struct PullRequest {
     /// The caller stops, and does not pull again.
     #[prost(bool, tag = "6")]
     pub leaving: bool,
-    /// The last position in the overrides that the caller has received. The response is sent at once if it is another one.
+    /// The last position in the overrides that the caller has received. The response is sent immediately if it is another one.
     #[prost(uint64, tag = "7")]
     pub overrides_position: u64,
 }
@@ -108,11 +108,19 @@ pub struct Limit {
     #[prost(message, optional, boxed, tag = "13")]
     pub calendar: ::core::option::Option<::prost::alloc::boxed::Box<Calendar>>,
     /// Hits that a bucket may owe.
-    #[prost(uint32, optional, tag = "14")]
-    pub debt: ::core::option::Option<u32>,
-    /// The requests if there are more than 4294967295.
-    #[prost(uint64, optional, tag = "15")]
-    pub large_requests: ::core::option::Option<u64>,
+    #[prost(uint64, optional, tag = "14")]
+    pub debt: ::core::option::Option<u64>,
+    /// The numbers of a limit if one of them is larger than 4294967295.
+    #[prost(message, optional, boxed, tag = "15")]
+    pub large: ::core::option::Option<::prost::alloc::boxed::Box<LargeNumbers>>,
+}
+/// Numbers of a limit in 64 bits.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct LargeNumbers {
+    #[prost(uint64, tag = "1")]
+    pub requests: u64,
+    #[prost(uint64, optional, tag = "2")]
+    pub burst: ::core::option::Option<u64>,
 }
 /// Windows of a calendar. A field that its windows do not have is absent.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

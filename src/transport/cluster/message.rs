@@ -165,7 +165,7 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         period,
         anchor,
         phase,
-        // The name of the algorithm says it.
+        // The name of the algorithm contains it.
         window_start: _,
         // The algorithms with these parameters are not exchanged.
         classes: _,
@@ -174,15 +174,15 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
         initial: _,
         timeout: _,
     } = algorithm.spec().unwrap_or_default();
+    let is_large = requests.max(burst.unwrap_or_default()) > u32::MAX.into();
     proto::Limit {
         algorithm: algorithm.name().to_owned(),
         requests: u32::try_from(requests).unwrap_or_default(),
-        large_requests: if u32::try_from(requests).is_err() { Some(requests) } else { None },
+        large: if is_large { Some(Box::new(proto::LargeNumbers { requests, burst })) } else { None },
         window_us: window.get(),
         buckets,
         strict_edge: edge.map(|edge| edge == WindowEdge::Strict),
-        // Bursts of exchanged algorithms have 32 bits.
-        burst: burst.map(|burst| u32::try_from(burst).unwrap_or(u32::MAX)),
+        burst: burst.and_then(|burst| u32::try_from(burst).ok()),
         queue,
         warm_up_us: warm_up.map(Micros::get),
         count_denied,
@@ -200,12 +200,16 @@ fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
         Some(calendar) => calendar::decode(calendar).map(|(period, anchor)| (Some(period), anchor))?,
         None => (None, Anchor::default()),
     };
+    let (requests, burst) = match &limit.large {
+        Some(large) => (large.requests, large.burst),
+        None => (limit.requests.into(), limit.burst.map(u64::from)),
+    };
     let spec = LimitSpec {
-        requests: limit.large_requests.unwrap_or(limit.requests.into()),
+        requests,
         window: Micros::new(limit.window_us),
         buckets: limit.buckets,
         edge: limit.strict_edge.map(|strict| if strict { WindowEdge::Strict } else { WindowEdge::Weighted }),
-        burst: limit.burst.map(u64::from),
+        burst,
         queue: limit.queue,
         warm_up: limit.warm_up_us.map(Micros::new),
         count_denied: limit.count_denied,

@@ -4,7 +4,9 @@
 use smallvec::SmallVec;
 
 use super::{
-    super::{CLOCK_SLACK, Micros, State, drain_state, drain_time::DrainTime, rate::ExactDuration, rate::Rate},
+    super::{
+        CLOCK_SLACK, Micros, State, drain_state::Precision, drain_time::DrainTime, rate::ExactDuration, rate::Rate,
+    },
     MAX_LEASE_LIFETIME,
 };
 
@@ -23,7 +25,7 @@ pub(super) struct LeasedPart {
 impl LeasedPart {
     /// Reads the part with this index; `None` beyond the end of the state.
     fn read(state: &State, index: usize, rate: Rate, is_same_drain_time: bool) -> Option<Self> {
-        let offset = drain_state::BYTES + PART_BYTES * index;
+        let offset = Precision::Short.state_bytes() + PART_BYTES * index;
         let ends = state.number::<7>(offset)?;
         let micros = state.number::<7>(offset + 7)?;
         let fraction = state.number::<4>(offset + 14)?;

@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use self::leased_parts::LeasedParts;
 use super::{
     Action, Arguments, CLOCK_SLACK, Decision, LimitSpec, MAX_NUMBER, MAX_PERIOD, MaxHits, Micros, Operation, State,
-    drain_state::{self, DrainState, StoredDrain},
+    drain_state::{DrainState, Precision, StoredDrain},
     drain_time::DrainTime,
     rate::{ExactDuration, Rate},
 };
@@ -25,6 +25,7 @@ pub(super) const MAX_LEASE_LIFETIME: Micros = Micros::from_secs(1);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Bucket {
     rate: Rate,
+    precision: Precision,
     max_hits: MaxHits,
     /// Number of hits that are allowed without a delay.
     immediate: u64,
@@ -64,11 +65,18 @@ impl Bucket {
     pub(super) const ARGUMENTS: &'static [&'static str] =
         &["charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied"];
     pub(super) const SCRIPT: &'static str = concat!(
+        "local format, state_bytes = '<I7I4I4B', 16\n",
+        "local grid, max_fill, max_fill_part, free, free_part = 0, full, full_part\n",
+        include_str!("script.lua")
+    );
+    /// Script of buckets with long fractions.
+    pub(super) const LONG_SCRIPT: &'static str = concat!(
+        "local format, state_bytes = '<I7I7I4B', 19\n",
         "local grid, max_fill, max_fill_part, free, free_part = 0, full, full_part\n",
         include_str!("script.lua")
     );
 
-    /// Arguments of buckets that may go into debt.
+    /// Arguments of buckets with long fractions that may go into debt.
     pub(super) const DEBT_ARGUMENTS: &'static [&'static str] = &[
         "charge",
         "charge_part",
@@ -82,8 +90,11 @@ impl Bucket {
         "free",
         "free_part",
     ];
-    pub(super) const DEBT_SCRIPT: &'static str =
-        concat!("local grid, max_fill, max_fill_part = 0, full, full_part\n", include_str!("script.lua"));
+    pub(super) const DEBT_SCRIPT: &'static str = concat!(
+        "local format, state_bytes = '<I7I7I4B', 19\n",
+        "local grid, max_fill, max_fill_part = 0, full, full_part\n",
+        include_str!("script.lua")
+    );
 
     /// Arguments of buckets that take leases.
     pub(super) const LEASE_ARGUMENTS: &'static [&'static str] = &[
@@ -100,7 +111,8 @@ impl Bucket {
         "max_fill",
         "max_fill_part",
     ];
-    pub(super) const LEASE_SCRIPT: &'static str = concat!("local free, free_part\n", include_str!("script.lua"));
+    pub(super) const LEASE_SCRIPT: &'static str =
+        concat!("local format, state_bytes = '<I7I4I4B', 16\n", "local free, free_part\n", include_str!("script.lua"));
 
     /// Creates a bucket that drains `requests` hits per window and holds `max_hits`. Hits above `immediate` are
     /// delayed.
@@ -114,8 +126,25 @@ impl Bucket {
         immediate: u64,
         count_denied: bool,
     ) -> Option<Self> {
+        Self::with_precision(Precision::Short, requests.into(), window, max_hits.short(), immediate, count_denied)
+    }
+
+    /// Creates a bucket with long fractions, of which no hit is delayed.
+    ///
+    /// Returns `None` where [`Self::new`] does.
+    pub(super) fn large(requests: u64, window: Micros, max_hits: MaxHits, count_denied: bool) -> Option<Self> {
+        Self::with_precision(Precision::Long, requests, window, max_hits, max_hits.ceiling(), count_denied)
+    }
+
+    fn with_precision(
+        precision: Precision,
+        requests: u64,
+        window: Micros,
+        max_hits: MaxHits,
+        immediate: u64,
+        count_denied: bool,
+    ) -> Option<Self> {
         let rate = Rate::new(requests, window)?;
-        let max_hits = max_hits.short();
         let full = rate.duration_of(max_hits.ceiling());
         let fits = max_hits.limit() > 0 && full.ceil() <= MAX_PERIOD && window <= MAX_PERIOD;
         if !fits {
@@ -123,6 +152,7 @@ impl Bucket {
         }
         Some(Self {
             rate,
+            precision,
             max_hits,
             immediate,
             count_denied,
@@ -152,10 +182,11 @@ impl Bucket {
     /// Returns the same bucket for taking leases, up to the limit without its soft part.
     ///
     /// Returns `None` if hits are delayed, because the delay of hits that are spent later is unknown, or if the bucket
-    /// drains too fast for a lease.
+    /// drains too fast for a lease. Leased parts have short fractions.
     pub(super) fn leasing(&self) -> Option<Self> {
         let grid = Micros::new((self.full_drain.micros / GRID_STEPS_PER_DRAIN).min(MAX_LEASE_LIFETIME.get() / 2));
         let fits = self.immediate == self.max_hits.ceiling() && grid >= MIN_GRID_STEP;
+        let fits = fits && self.precision == Precision::Short;
         fits.then_some(Self { count_denied: false, lease_grid: Some(grid), ..*self })
     }
 
@@ -210,7 +241,7 @@ impl Bucket {
         let burst = self.immediate.min(limit);
         let queue = if burst < limit { Some(u32::try_from(limit - burst).ok()?) } else { None };
         Some(LimitSpec {
-            requests: requests.into(),
+            requests,
             window,
             burst: Some(burst),
             queue,
@@ -246,11 +277,11 @@ impl Bucket {
     }
 
     fn level(&self, state: &State, now: Micros) -> BucketState {
-        let Some(stored) = StoredDrain::read(state) else {
+        let Some(stored) = StoredDrain::read(state, self.precision) else {
             let drained_at = ExactDuration { micros: now.get(), fraction: 0 };
             return BucketState { drained_at, ..BucketState::default() };
         };
-        if state.as_bytes().len() > drain_state::BYTES {
+        if self.precision == Precision::Short && state.as_bytes().len() > self.precision.state_bytes() {
             return self.level_with_leases(state, stored, now);
         }
         let drain = DrainState::of(stored, now, self.rate, self.full_drain, self.drain_time);
@@ -303,7 +334,7 @@ impl Bucket {
             }
         }
         if changed && (at > now || !leased.is_empty()) {
-            DrainState::write(at, self.drain_time, state);
+            DrainState::write(at, self.drain_time, self.precision, state);
             leased.write(state);
         } else if changed {
             state.clear();

@@ -1,6 +1,6 @@
 -- Equivalent of Bucket::step. The value begins with 7 bytes for the instant at which the bucket will have drained, 4
--- for its fraction, and 5 (mantissa, exponent) for the drain time of a full bucket. 18 bytes for each leased part
--- follow: 7 for the instant at which it ends, 7 and 4 for its size.
+-- or 7 for its fraction, and 5 (mantissa, exponent) for the drain time of a full bucket. 18 bytes for each leased part
+-- follow: 7 for the instant at which it ends, 7 and 4 for its size. Buckets with long fractions have no leased parts.
 local value = call('GET', key)
 local at, part, changed = now, 0, false
 -- The stored instant of a value that can be overwritten in place.
@@ -9,15 +9,15 @@ local stored_at
 local entries, leased_total, leased_total_part
 if value then
   local stored_mantissa, stored_exponent
-  at, part, stored_mantissa, stored_exponent = unpack_numbers('<I7I4I4B', value)
+  at, part, stored_mantissa, stored_exponent = unpack_numbers(format, value)
   local same = stored_mantissa == mantissa and stored_exponent == exponent
   local scale_to, scale_from
-  if same and #value == 16 then
+  if same and #value == state_bytes then
     stored_at = at
   elseif not same then
     scale_to, scale_from = mantissa * 2 ^ exponent, max(stored_mantissa, 1) * 2 ^ stored_exponent
   end
-  if #value > 16 then
+  if #value > state_bytes and state_bytes == 16 then
     entries, leased_total, leased_total_part, changed = {}, 0, 0, not same
     if part >= parts or not same then
       at, part = at + min(part, 1), 0
@@ -113,9 +113,12 @@ if action >= REFUND then
     at, part = now, 0
   end
 else
-  local after, after_part = at + charge, part + charge_part
-  if after_part >= parts then
-    after, after_part = after + 1, after_part - parts
+  local after, after_part = at + charge, part - (parts - charge_part)
+  if after_part >= 0 then
+    after = after + 1
+  else
+    -- The sum is exact, because it is less than `parts`.
+    after_part = part + charge_part
   end
   if free and (at - now > free or at - now == free and part > free_part) then
     -- Hits are owed, so nothing is allowed.
@@ -186,7 +189,7 @@ if leased == '' and at == now and part == 0 then
   call('DEL', key)
   return allowed, ''
 end
-value = pack('<I7I4I4B', at, part, mantissa, exponent) .. leased
+value = pack(format, at, part, mantissa, exponent) .. leased
 -- Keys expire at multiples of a sixteenth of the drain time. Most hits therefore change the value in place and need no
 -- new expiry, which would cost a fifth of the decision.
 local step = mantissa * 2 ^ exponent / 16

@@ -3,7 +3,7 @@
 //! A request passes if nothing is owed and it then owes at most `debt` hits; nothing passes until that is paid back. Guava's
 //! smooth bursty limiter does this without a bound. In any time *t*, at most `burst + debt + rate × t` hits are allowed.
 //!
-//! The state is that of a `bucket` which holds `burst + debt` hits.
+//! The state is that of a `bucket` with long fractions which holds `burst + debt` hits.
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
@@ -18,16 +18,16 @@ impl DebtBucket {
     /// Creates a bucket that allows `requests` per window in the long run, with bursts of `burst` hits and a debt of up to
     /// `debt` hits.
     ///
-    /// Returns `None` if one of the numbers is 0, or if the window or the time to restore burst and debt exceeds
-    /// [`super::MAX_PERIOD`].
+    /// Returns `None` if one of the numbers is 0, if burst and debt exceed [`MaxHits::MAX`], or if the window or the time to
+    /// restore both exceeds [`super::MAX_PERIOD`].
     #[must_use]
-    pub fn new(requests: u32, window: Micros, burst: u32, debt: u32) -> Option<Self> {
+    pub fn new(requests: u64, window: Micros, burst: u64, debt: u64) -> Option<Self> {
         if burst == 0 || debt == 0 {
             return None;
         }
-        let all = u64::from(burst) + u64::from(debt);
-        let bucket = Bucket::new(requests, window, MaxHits::hard(all), all, false)?;
-        Some(Self(bucket.with_debt(burst.into())))
+        let all = burst.checked_add(debt).filter(|all| *all <= MaxHits::MAX)?;
+        let bucket = Bucket::large(requests, window, MaxHits::hard(all), false)?;
+        Some(Self(bucket.with_debt(burst)))
     }
 }
 
@@ -70,15 +70,14 @@ impl Limiter for DebtBucket {
         if spec.warm_up.is_some() || spec.soft.is_some() || spec.counts_denied() {
             return error("debt cannot be combined with warm_up, soft or count_denied: true");
         }
-        let limiter = Self::new(spec.short_requests()?, spec.window, spec.short_burst()?, debt);
+        let limiter = Self::new(spec.requests, spec.window, spec.burst()?, debt);
         Ok(limiter.ok_or(InvalidLimit::BURST)?.into())
     }
 
     fn spec(&self) -> Option<LimitSpec> {
         let spec = self.0.spec()?;
         let burst = self.0.free_hits()?;
-        let debt = u32::try_from(spec.burst? - burst).ok()?;
-        Some(LimitSpec { burst: Some(burst), debt: Some(debt), ..spec })
+        Some(LimitSpec { burst: Some(burst), debt: Some(spec.burst? - burst), ..spec })
     }
 
     fn recording(&self) -> Algorithm {

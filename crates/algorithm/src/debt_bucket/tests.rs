@@ -8,7 +8,7 @@ use crate::Action;
 const START: u64 = 1_763_672_400;
 
 /// Ten hits a minute: one every six seconds.
-fn bucket(burst: u32, debt: u32) -> DebtBucket {
+fn bucket(burst: u64, debt: u64) -> DebtBucket {
     DebtBucket::new(10, Micros::from_secs(60), burst, debt).unwrap()
 }
 
@@ -62,7 +62,8 @@ fn keywords_that_contradict_a_debt_are_rejected() {
         assert_eq!(keyword(spec), Some("debt"), "{spec:?}");
     }
     assert_eq!(keyword(LimitSpec { burst: Some(0), ..spec }), Some("burst"));
-    assert_eq!(keyword(LimitSpec { window: crate::MAX_PERIOD, debt: Some(u32::MAX), ..spec }), Some("burst"));
+    assert_eq!(keyword(LimitSpec { window: crate::MAX_PERIOD, debt: Some(u32::MAX.into()), ..spec }), Some("burst"));
+    assert_eq!(keyword(LimitSpec { debt: Some(crate::MAX_NUMBER), ..spec }), Some("burst"));
 }
 
 #[test]
@@ -82,20 +83,20 @@ proptest! {
     /// In any interval of *t*, at most burst + debt + rate × t hits are allowed, and a request passes only if nothing is owed.
     #[test]
     fn the_bound_holds(
-        burst in 1_u32..6, debt in 1_u32..6, hits in prop::collection::vec((0_u64..20, 1_u64..12), 1..60),
+        burst in 1_u64..6, debt in 1_u64..6, hits in prop::collection::vec((0_u64..20, 1_u64..12), 1..60),
     ) {
         let limiter = bucket(burst, debt);
         let mut state = State::default();
         let mut second = 0;
         let mut allowed: Vec<(u64, u64)> = Vec::new();
         // Tokens in sixths.
-        let mut tokens = i64::from(burst) * 6;
+        let mut tokens = burst as i64 * 6;
         for (pause, cost) in hits {
             second += pause;
-            tokens = (tokens + pause as i64).min(i64::from(burst) * 6);
+            tokens = (tokens + pause as i64).min(burst as i64 * 6);
             let decision = apply(limiter, &mut state, Action::Take, cost, second);
             let owed_after = cost as i64 * 6 - tokens;
-            prop_assert_eq!(decision.allowed, tokens >= 0 && owed_after <= i64::from(debt) * 6);
+            prop_assert_eq!(decision.allowed, tokens >= 0 && owed_after <= debt as i64 * 6);
             if decision.allowed {
                 tokens -= cost as i64 * 6;
                 allowed.push((second, cost));
@@ -105,7 +106,7 @@ proptest! {
             let mut sum = 0;
             for (at, cost) in &allowed[index..] {
                 sum += cost;
-                prop_assert!(sum * 6 <= u64::from(burst + debt) * 6 + (at - from), "from {} to {}", from, at);
+                prop_assert!(sum * 6 <= (burst + debt) * 6 + (at - from), "from {} to {}", from, at);
             }
         }
     }

@@ -4,6 +4,8 @@
 //! window begins with the first hit after the end, so the limits of entities do not all reset at the same moment. Around the
 //! end of a window, up to twice the limit may be allowed within the length of a window.
 //!
+//! A lease takes many hits at the same time, so a window can begin with hits that are returned later.
+//!
 //! The state is the start of the window (7 bytes, microseconds since the Unix epoch) and the count (7 bytes). A counter
 //! without hits has no window, and no state.
 
@@ -20,6 +22,8 @@ pub struct FirstRequestWindow {
     max_hits: MaxHits,
     window: Micros,
     count_denied: bool,
+    /// Whether the hits are taken for leases. A returned lease does not move the window, in which others have counted hits.
+    is_lease: bool,
 }
 
 /// The window of an entity, and its count.
@@ -52,7 +56,7 @@ impl FirstRequestWindow {
         if window == Micros::ZERO || window > MAX_PERIOD {
             return None;
         }
-        Some(Self { max_hits, window, count_denied })
+        Some(Self { max_hits, window, count_denied, is_lease: false })
     }
 
     /// Returns the window in which hits count now, which begins now if there is none.
@@ -80,7 +84,7 @@ impl FirstRequestWindow {
 impl CounterProgram for FirstRequestWindow {
     const TAG: &'static str = "fr";
     const SCRIPT: &'static str = include_str!("script.lua");
-    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "slack", "count_denied"];
+    const ARGUMENTS: &'static [&'static str] = &["cost", "ceiling", "window", "slack", "count_denied", "is_lease"];
 
     fn arguments(&self, operation: Operation) -> Arguments {
         smallvec![
@@ -88,7 +92,8 @@ impl CounterProgram for FirstRequestWindow {
             self.max_hits.ceiling(),
             self.window.get(),
             CLOCK_SLACK.get(),
-            self.count_denied.into()
+            self.count_denied.into(),
+            self.is_lease.into()
         ]
     }
 
@@ -105,7 +110,7 @@ impl CounterProgram for FirstRequestWindow {
         };
         if hits != current.hits {
             // Without the first take, the window had begun with a later one, at the latest now.
-            let is_first = operation.action == Action::RollBack(current.start);
+            let is_first = !self.is_lease && operation.action == Action::RollBack(current.start);
             let start = if is_first { current.start.max(operation.now) } else { current.start };
             EntityWindow { start, hits }.write(state);
         }
@@ -186,7 +191,8 @@ impl Limiter for FirstRequestWindow {
     }
 
     fn leasing(&self) -> Option<Program> {
-        Some(Self { max_hits: MaxHits::hard(self.max_hits.limit()), count_denied: false, ..*self }.into())
+        let max_hits = MaxHits::hard(self.max_hits.limit());
+        Some(Self { max_hits, count_denied: false, is_lease: true, ..*self }.into())
     }
 
     fn recording(&self) -> Algorithm {

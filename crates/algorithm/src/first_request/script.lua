@@ -17,7 +17,7 @@ elseif action == REFUND or action == ROLL_BACK and start <= taken and taken < st
   after = max(count - cost, 0)
 end
 if after ~= count then
-  if action == ROLL_BACK and taken == start then
+  if action == ROLL_BACK and taken == start and is_lease == 0 then
     -- Without the first take, the window had begun with a later one, at the latest now.
     start = max(start, now)
   end

@@ -94,6 +94,23 @@ fn a_lease_ends_with_the_window_that_counts_it() {
     assert_eq!(leasing.lease_ends(&state, at(67)), at(67));
 }
 
+#[test]
+fn a_returned_lease_does_not_move_the_window() {
+    let limiter = minute(100, false);
+    let leasing = limiter.leasing().unwrap();
+    let mut state = State::default();
+    let return_of = |taken, second| operation(Action::RollBack(Micros::from_secs(START + taken)), 30, second);
+    for (action, hits, second) in [(Action::Take, 40, 0), (Action::Take, 30, 20)] {
+        assert!(leasing.step(&mut state, operation(action, hits, second)));
+    }
+    leasing.step(&mut state, return_of(0, 50));
+    let returned = apply(limiter, &mut state, operation(Action::Peek, 1, 50));
+    assert_eq!((returned.used, returned.reset), (40, Micros::from_secs(10)));
+    // So the other lease can still return its hits.
+    leasing.step(&mut state, return_of(20, 51));
+    assert_eq!(apply(limiter, &mut state, operation(Action::Peek, 1, 51)).used, 10);
+}
+
 proptest! {
     /// No window of an entity has more allowed hits than the limit, and windows do not overlap.
     #[test]

@@ -1,11 +1,12 @@
 //! [`Gcra`]: the generic cell rate algorithm of ITU-T I.371: a token bucket under another name, stored as one instant.
 //!
-//! `burst` is the number of hits allowed at once, as in governor and throttlecrab; redis-cell's `max_burst` is one
+//! `burst` is the number of hits in one burst, as in governor and throttlecrab; redis-cell's `max_burst` is one
 //! less.
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    Program, State, bucket::Bucket, debt_bucket::DebtBucket, drain_state, leased_bucket::LeasedBucket,
+    Program, State, bucket::Bucket, debt_bucket::DebtBucket, drain_state, large_bucket::LargeBucket,
+    leased_bucket::LeasedBucket,
 };
 
 /// A generic cell rate limiter.
@@ -56,6 +57,9 @@ impl Limiter for Gcra {
     fn build(spec: &LimitSpec) -> Result<Algorithm, InvalidLimit> {
         if spec.debt.is_some() {
             return DebtBucket::build(spec);
+        }
+        if LargeBucket::is_required(spec) {
+            return LargeBucket::build(spec);
         }
         let burst = spec.max_hits(spec.short_burst()?.into());
         let limiter = Self::new(spec.short_requests()?, spec.window, burst, spec.counts_denied());

@@ -4,7 +4,8 @@
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
-    Program, State, bucket::Bucket, debt_bucket::DebtBucket, drain_state, leased_bucket::LeasedBucket, warm_up::WarmUp,
+    Program, State, bucket::Bucket, debt_bucket::DebtBucket, drain_state, large_bucket::LargeBucket,
+    leased_bucket::LeasedBucket, warm_up::WarmUp,
 };
 
 /// A token bucket.
@@ -58,6 +59,9 @@ impl Limiter for TokenBucket {
         }
         if spec.warm_up.is_some() {
             return WarmUp::build(spec);
+        }
+        if LargeBucket::is_required(spec) {
+            return LargeBucket::build(spec);
         }
         let burst = spec.max_hits(spec.short_burst()?.into());
         let limiter = Self::new(spec.short_requests()?, spec.window, burst, spec.counts_denied());

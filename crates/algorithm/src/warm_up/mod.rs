@@ -15,7 +15,7 @@ use smallvec::smallvec;
 use super::{
     Action, Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MAX_PERIOD, Micros,
     Operation, State,
-    drain_state::{self, DrainState},
+    drain_state::{self, DrainState, Precision},
     drain_time::DrainTime,
     proportion,
     rate::{ExactDuration, Rate},
@@ -54,7 +54,7 @@ impl WarmUp {
     /// Returns `None` if there are no requests, if the burst is 0, or if a duration is out of range.
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
-        let rate = Rate::new(requests, window)?;
+        let rate = Rate::new(requests.into(), window)?;
         let max_cost = u64::from(burst.max(requests));
         let burst = u64::from(burst);
         // The maximum debt is a burst plus one request of the maximum cost at the slowest rate.
@@ -180,7 +180,7 @@ impl CounterProgram for WarmUp {
         }
         cold = cold.min(self.period.get());
         if changed && (at > now || cold < self.period.get()) {
-            DrainState::write(at, self.drain_time, state);
+            DrainState::write(at, self.drain_time, Precision::Short, state);
             state.push::<4>(cold);
         } else if changed {
             state.clear();
@@ -249,12 +249,12 @@ impl Limiter for WarmUp {
         let (mut requests, mut window) = self.rate.hits_per_interval();
         if self.max_cost > self.burst {
             // The maximum cost is the number of requests before the rate was reduced to lowest terms.
-            let factor = self.max_cost / u64::from(requests);
-            requests = u32::try_from(self.max_cost).ok()?;
+            let factor = self.max_cost / requests;
+            requests = self.max_cost;
             window = Micros::new(window.get() * factor);
         }
         Some(LimitSpec {
-            requests: requests.into(),
+            requests,
             window,
             burst: Some(self.burst),
             warm_up: Some(self.period),
