@@ -52,7 +52,7 @@ struct Entry {
     identity: u128,
     /// The algorithm of the limit.
     algorithm: Algorithm,
-    /// The counter for reports: it counts what was allowed here.
+    /// The counter for reports: it has the hits that were allowed here.
     counter: Counter,
     copy: EventualCounter,
 }

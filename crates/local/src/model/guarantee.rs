@@ -1,4 +1,4 @@
-//! What callers may be allowed at most.
+//! The maximum that callers may be allowed.
 
 use std::collections::BTreeMap;
 
@@ -9,13 +9,20 @@ pub(super) const WINDOW: Micros = Micros::from_secs(1);
 /// The beginning of a window, at which the model begins.
 pub(super) const BEGIN: Micros = Micros::from_secs(1_763_672_400);
 
+/// Time by which windows begin earlier than those since the epoch, if they have a phase.
+pub(super) const PHASE: Micros = Micros::new(WINDOW.get() / 2);
+
 /// The guarantee of a limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Guarantee {
     /// At most the limit in each window since the epoch.
     Windows,
+    /// At most the limit in each window that begins [`PHASE`] earlier than those since the epoch.
+    WindowsWithPhase,
     /// At most the limit in any time as long as a window.
     AnyWindow,
+    /// At most twice the limit in any time as long as a window, because a window begins with its first hit.
+    TwiceInAnyWindow,
     /// At most the limit, and as much again in the time of a window.
     Envelope,
 }
@@ -25,17 +32,10 @@ impl Guarantee {
     pub(super) fn max(self, passed: &[(u64, u64)], limit: u64) -> u64 {
         let window = WINDOW.get();
         match self {
-            Self::Windows => {
-                let mut windows = BTreeMap::<u64, u64>::new();
-                passed.iter().for_each(|(at, hits)| *windows.entry(at / window).or_default() += hits);
-                windows.into_values().max().unwrap_or_default()
-            }
-            Self::AnyWindow => {
-                let sum_until = |until: u64| {
-                    passed.iter().filter(|(at, _)| *at <= until && at + window > until).map(|(_, hits)| hits).sum()
-                };
-                passed.iter().map(|(at, _)| sum_until(*at)).max().unwrap_or_default()
-            }
+            Self::Windows => max_in_windows(passed, 0),
+            Self::WindowsWithPhase => max_in_windows(passed, PHASE.get()),
+            Self::AnyWindow => max_in_any_window(passed),
+            Self::TwiceInAnyWindow => max_in_any_window(passed).div_ceil(2),
             Self::Envelope => {
                 let (mut level, mut previous, mut max) = (0_u64, BEGIN.get(), 0);
                 for (at, hits) in passed {
@@ -46,4 +46,23 @@ impl Guarantee {
             }
         }
     }
+}
+
+/// Returns the maximum of hits in a window, where windows begin `phase` earlier than those since the epoch.
+fn max_in_windows(passed: &[(u64, u64)], phase: u64) -> u64 {
+    let mut windows = BTreeMap::<u64, u64>::new();
+    for (at, hits) in passed {
+        *windows.entry((at + phase) / WINDOW.get()).or_default() += hits;
+    }
+    windows.into_values().max().unwrap_or_default()
+}
+
+/// Returns the maximum of hits in a time as long as a window.
+fn max_in_any_window(passed: &[(u64, u64)]) -> u64 {
+    let mut max = 0;
+    for (until, _) in passed {
+        let in_window = passed.iter().filter(|(at, _)| at <= until && at + WINDOW.get() > *until);
+        max = max.max(in_window.map(|(_, hits)| hits).sum());
+    }
+    max
 }

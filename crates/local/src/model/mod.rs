@@ -22,7 +22,7 @@ use tokio::{runtime::Runtime, task::JoinHandle};
 
 use self::{
     client::{Check, Client, Stage},
-    guarantee::{Guarantee, WINDOW},
+    guarantee::{Guarantee, PHASE, WINDOW},
     network::{Call, Network, REQUEST, Remote},
     setup::{Fault, Setup},
 };
@@ -156,7 +156,7 @@ impl LeaseModel {
         if self.setup.fault == Fault::WallClock { self.setup.start } else { self.now() }
     }
 
-    /// Returns what the store would decide about a counter now.
+    /// Returns the store's decision about a counter now, without a hit.
     fn peek(&self, counter: usize) -> Decision {
         let peek = Operation { action: Action::Peek, cost: 0, now: self.now() };
         self.algorithms[counter].apply(&mut self.network.lock().states[counter].clone(), peek)
@@ -306,7 +306,8 @@ impl LeaseModel {
         let (now, window) = (self.now().get(), WINDOW.get());
         let since = match self.setup.guarantee {
             Guarantee::Windows => now - now % window,
-            Guarantee::AnyWindow | Guarantee::Envelope => now - window - window / 4,
+            Guarantee::WindowsWithPhase => now - (now + PHASE.get()) % window,
+            Guarantee::AnyWindow | Guarantee::TwiceInAnyWindow | Guarantee::Envelope => now - window - window / 4,
         };
         let passed = self.passed.range((counter, Micros::new(since))..(counter + 1, Micros::ZERO));
         passed.map(|(_, hits)| hits).sum()
@@ -443,7 +444,7 @@ impl Model for LeaseModel {
         self.deliver_all();
         for counter in 0..self.algorithms.len() {
             let (used, counted) = (self.peek(counter).used, self.counted(counter));
-            let is_exact = self.setup.guarantee == Guarantee::Windows;
+            let is_exact = matches!(self.setup.guarantee, Guarantee::Windows | Guarantee::WindowsWithPhase);
             let is_too_low = is_exact && used < counted;
             let is_too_high = !self.has_failed() && used > counted;
             if self.setup.hits_must_remain && (is_too_low || is_too_high) {

@@ -2,13 +2,15 @@
 
 use sluicegate_algorithm::{
     Algorithm, MaxHits, Micros,
+    first_request::FirstRequestWindow,
     fixed_window::FixedWindow,
+    scheduled_window::{Schedule, ScheduledWindow},
     sliding_log::SlidingLog,
     sliding_window::{SlidingWindow, WindowEdge},
     token_bucket::TokenBucket,
 };
 
-use super::guarantee::{BEGIN, Guarantee, WINDOW};
+use super::guarantee::{BEGIN, Guarantee, PHASE, WINDOW};
 
 /// The usual limit.
 pub(super) const LIMIT: u64 = 400;
@@ -67,6 +69,21 @@ pub(super) const FIXED_WINDOW: Setup = Setup {
     fault: Fault::None,
     hits_must_remain: true,
 };
+pub(super) const PHASE_WINDOW: Setup = Setup {
+    name: "leases, fixed window with a phase",
+    algorithm: phase_window,
+    guarantee: Guarantee::WindowsWithPhase,
+    start: Micros::new(BEGIN.get() + 250_000),
+    ..FIXED_WINDOW
+};
+pub(super) const FIRST_REQUEST: Setup = Setup {
+    name: "leases, fixed window from the first request",
+    algorithm: first_request,
+    guarantee: Guarantee::TwiceInAnyWindow,
+    // The window begins with the model, and ends with the second tick.
+    ticks: &[750, 250, 250],
+    ..FIXED_WINDOW
+};
 pub(super) const SLIDING_WINDOW: Setup = Setup {
     name: "leases, sliding window",
     algorithm: sliding_window,
@@ -90,8 +107,10 @@ pub(super) const GRANTS_OF_TWO: Setup = Setup { name: "grants of two clients", c
 pub(super) const CHARGE_ALL: Setup = Setup { name: "leases, charge: all", limits: &[LIMIT, LIMIT], ..FIXED_WINDOW };
 pub(super) const TWO_LIMITS: Setup = Setup { name: "leases, two limits", limits: &[LIMIT, 250], ..FIXED_WINDOW };
 pub(super) const GRANTS_OF_TWO_LIMITS: Setup = Setup { name: "grants, two limits", clients: 1, ..TWO_LIMITS };
-pub(super) const ALL: [Setup; 9] = [
+pub(super) const ALL: [Setup; 11] = [
     FIXED_WINDOW,
+    PHASE_WINDOW,
+    FIRST_REQUEST,
     SLIDING_WINDOW,
     SLIDING_LOG,
     TOKEN_BUCKET,
@@ -115,6 +134,15 @@ pub(super) const FAULTS: [Setup; 8] = [
 
 fn fixed_window(limit: u64) -> Algorithm {
     FixedWindow::new(MaxHits::hard(limit), WINDOW, false).unwrap().into()
+}
+
+fn phase_window(limit: u64) -> Algorithm {
+    let schedule = Schedule::Phase { window: WINDOW, phase: PHASE };
+    ScheduledWindow::new(MaxHits::hard(limit), schedule, false).into()
+}
+
+fn first_request(limit: u64) -> Algorithm {
+    FirstRequestWindow::new(MaxHits::hard(limit), WINDOW, false).unwrap().into()
 }
 
 fn sliding_window(limit: u64) -> Algorithm {
