@@ -12,6 +12,18 @@ export const integer = (value) => Number(value ?? 0);
 
 export const number = (value) => whole.format(value);
 
+// Hits in the currency of their rule, as ctl prints them: `12.50 USD`. Without a currency, their number.
+export function hitsText(hits, currency) {
+  if (!currency) return number(hits);
+  const perUnit = BigInt(currency.hits);
+  const decimals = perUnit > 1n ? String(perUnit - 1n).length : 0;
+  const units = `${whole.format(BigInt(hits) / perUnit)}`;
+  if (decimals === 0) return `${units} ${currency.code}`;
+  const fraction = ((BigInt(hits) % perUnit) * 10n ** BigInt(decimals)) / perUnit;
+  const digits = String(fraction).padStart(decimals, "0");
+  return `${units}.${digits.slice(0, 2)}${digits.slice(2).replace(/0+$/, "")} ${currency.code}`;
+}
+
 // A limit with separators of thousands: `100,000 per minute`.
 export const limitText = (text = "") => text.replace(/(?<![\w.,])\d{4,}(?![\w.])/g, (digits) => whole.format(BigInt(digits)));
 

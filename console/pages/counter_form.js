@@ -2,7 +2,7 @@
 import { html, useState } from "../base.js";
 import { call } from "../api.js";
 import { ConfirmDialog } from "../confirm.js";
-import { integer, limitText, number, plural } from "../format.js";
+import { hitsText, integer, limitText, plural } from "../format.js";
 import { useKnownRules } from "../known_names.js";
 import { Alert, EntityLink, Field, Loading, Text, useCall } from "../parts.js";
 import { targetText } from "../words.js";
@@ -13,7 +13,7 @@ const ACTIONS = {
   refund: { title: "Refund hits", sentence: (name, hits) => `Return ${plural(Number(hits), "hit")} to the counter of ${name}` },
 };
 
-const CounterText = ({ counter }) => html`${number(integer(counter.used))} used, ${number(integer(counter.remaining))} remaining, of
+const CounterText = ({ counter }) => html`${hitsText(integer(counter.used), counter.currency)} used, ${hitsText(integer(counter.remaining), counter.currency)} remaining, of
   ${" "}<${Text} value=${limitText(counter.limit)} />`;
 
 // The counter before the action, and the action with its result.

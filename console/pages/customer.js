@@ -1,6 +1,6 @@
 // The entities of one customer over all domains, for the page “Descriptor”: those with a value, or with its beginning.
 import { html, useEffect } from "../base.js";
-import { integer, limitText, number, plural } from "../format.js";
+import { hitsText, integer, limitText, plural } from "../format.js";
 import { EntityLink, Loaded, MatchesNothing, NeedsRead, RuleLink, Text, useCall } from "../parts.js";
 import { canRead, useSession } from "../session.js";
 import { replaceParams } from "../state.js";
@@ -11,7 +11,7 @@ const Override = ({ override }) => html`<li>${targetKind(override.target)}: <str
 
 const Row = ({ entity: { descriptor, rulePath = "", limit = "", counter, overrides = [] } }) => html`<tr><td><${EntityLink} descriptor=${descriptor} /></td>
   <td>${rulePath ? html`<${RuleLink} path=${rulePath} />` : html`<span class="muted">no rule</span>`}</td>
-  <td class="number">${counter ? number(integer(counter.used)) : html`<span class="muted">–</span>`}</td>
+  <td class="number">${counter ? hitsText(integer(counter.used), counter.currency) : html`<span class="muted">–</span>`}</td>
   <td>${limit ? html`<${Text} value=${limitText(limit)} length=${80} />` : html`<span class="muted">no limit</span>`}</td>
   <td>${overrides.length > 0 && html`<ul class="plain-list">${overrides.map((override, index) => html`<${Override} key=${index} override=${override} />`)}</ul>`}</td></tr>`;
 

@@ -1,6 +1,6 @@
 // What applies to one descriptor: the decision, the rule, the steps of the match, and the counter.
 import { html, useState } from "../base.js";
-import { duration, integer, limitText, number, percent } from "../format.js";
+import { duration, hitsText, integer, limitText, number, percent } from "../format.js";
 import { Alert, Loading, LongText, MatchesNothing, OneInstance, RuleLink, Text, Time, useCall } from "../parts.js";
 import { locationText, modeWord, spaced, targetKind, targetText } from "../words.js";
 import { OverrideText } from "./change_steps.js";
@@ -25,10 +25,11 @@ const Fact = ({ name, children }) => html`<div><dt>${name}</dt><dd>${children}</
 function CounterFacts({ counter }) {
   const used = integer(counter.used);
   const remaining = integer(counter.remaining);
+  const unit = (hits) => (counter.currency ? "" : hits === 1 ? " hit" : " hits");
   return html`<h3>Counter</h3><dl class="facts" data-test="counter">
     <${Fact} name="Limit"><strong><${LongText} value=${limitText(counter.limit)} /></strong></${Fact}>
-    <${Fact} name="Used"><span data-test="used">${number(used)}</span> ${used === 1 ? "hit" : "hits"}</${Fact}>
-    <${Fact} name="Remaining"><span data-test="remaining">${number(remaining)}</span> ${remaining === 1 ? "hit" : "hits"}</${Fact}>
+    <${Fact} name="Used"><span data-test="used">${hitsText(used, counter.currency)}</span>${unit(used)}</${Fact}>
+    <${Fact} name="Remaining"><span data-test="remaining">${hitsText(remaining, counter.currency)}</span>${unit(remaining)}</${Fact}>
     <${Fact} name="Full limit available">${integer(counter.resetUs) ? `in ${duration(integer(counter.resetUs))}` : "now"}</${Fact}>
     ${counter.quotas && html`<${Fact} name="Quotas"><span data-test="quotas">${percent(counter.quotas.share ?? 0)} of the limit, for Envoys that limit requests by themselves (${number(counter.quotas.callers)})</span></${Fact}>`}
     ${counter.algorithm && html`<${Fact} name="Algorithm">${spaced(counter.algorithm)}</${Fact}>`}

@@ -107,7 +107,7 @@ async fn a_user_has_five_dollars_a_day() {
     let denied = gateway.ask("search", "alice").await;
     assert!(!denied.allowed());
     let message = String::from_utf8_lossy(&denied.0.raw_body);
-    assert!(message.starts_with(r#"{"error": "budget_exceeded", "budget": "user_day", "#), "{message}");
+    assert!(message.starts_with(r#"{"error": "budget_exceeded", "budget": "5.00 USD per day", "#), "{message}");
     assert!(!gateway.ask("sales", "alice").await.allowed(), "the budget is the same in another team");
     assert!(gateway.ask("search", "bob").await.allowed(), "another user");
     gateway.assert_spent(("search", 5_100_000), ("bob", 0)).await;
@@ -142,7 +142,7 @@ async fn a_team_has_fifty_dollars_a_month_and_a_metric_for_a_warning() {
     let denied = gateway.ask("search", "user-11").await;
     assert!(!denied.allowed());
     let message = String::from_utf8_lossy(&denied.0.raw_body);
-    assert!(message.starts_with(r#"{"error": "budget_exceeded", "budget": "team_month", "#), "{message}");
+    assert!(message.starts_with(r#"{"error": "budget_exceeded", "budget": "50.00 USD per month", "#), "{message}");
     assert!(gateway.ask("sales", "user-11").await.allowed(), "another team");
     // The first of December in UTC is still November in New York.
     gateway.set_clock("2026-12-01 04:59:00");

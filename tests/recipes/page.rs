@@ -1,4 +1,4 @@
-//! [`run`]: starts what a page of the book describes, runs its commands, and compares their output with the page.
+//! [`run`]: starts the programs of a page of the book, runs its commands, and compares their output with the page.
 //!
 //! The first line of a code block names its purpose:
 //!

@@ -39,7 +39,11 @@ impl Verdict {
         let status = chosen?;
         let denial = status.denial.as_deref()?;
         let limit = status.limit.as_ref();
-        let limit_text = limit.map(|limit| format!("{} {}", limit.requests, limit.measure)).unwrap_or_default();
+        let limit_text = match (limit, &denial.currency) {
+            (None, _) => String::new(),
+            (Some(limit), None) => format!("{} {}", limit.requests, limit.measure),
+            (Some(limit), Some(currency)) => format!("{} {}", currency.amount(limit.requests), limit.measure),
+        };
         let values = DenialValues {
             limit: &limit_text,
             name: limit.and_then(|limit| limit.name.as_deref()).unwrap_or_default(),

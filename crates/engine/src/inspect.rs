@@ -4,7 +4,7 @@ use sluicegate_algorithm::{
     Action, Algorithm, CounterPart, Decision, Micros, Operation, Program, State, assignments::Assignments, forecast,
     penalty::Penalty,
 };
-use sluicegate_rules::{Entry, Limit, Rule};
+use sluicegate_rules::{Currency, Entry, Limit, Rule};
 use sluicegate_store::{Counter, Store, StoreError};
 use smallvec::{SmallVec, smallvec};
 
@@ -42,6 +42,8 @@ pub struct Inspection {
 pub struct CounterState {
     /// The limit that applies.
     pub limit: Limit,
+    /// The unit in which the rule displays hits.
+    pub currency: Option<Currency>,
     /// The counter's name and store.
     pub counter: CounterLocation,
     /// The decision that a request with the inspected hits would receive.
@@ -166,7 +168,17 @@ impl<S: Store> Engine<S> {
         let shares = Counter { name, program: shares.into(), ..stored };
         let (shares_state, _) = self.store.read(&shares, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
-        let state = CounterState { limit: *applied.limit, counter, decision, quotas, penalty, at, algorithm, state };
+        let state = CounterState {
+            limit: *applied.limit,
+            currency: applied.rule.and_then(|rule| rule.currency.as_deref()).cloned(),
+            counter,
+            decision,
+            quotas,
+            penalty,
+            at,
+            algorithm,
+            state,
+        };
         match inspection.counter {
             None => inspection.counter = Some(state),
             Some(_) => inspection.others.push(state),

@@ -374,7 +374,7 @@ impl Compiler {
     }
 }
 
-/// Tells the denial of a rule the plan of the rule.
+/// Sets the plan of a rule's denial.
 fn set_plan_of_denial(rule: &mut Rule) {
     if let (Some(denial), Some(plan)) = (&mut rule.denial, &rule.plan) {
         Arc::make_mut(denial).plan = plan.name.clone();
@@ -419,6 +419,7 @@ impl LimitedDescriptor<'_> {
             retry_jitter: rate_limit.retry_jitter,
             denial: rate_limit.denial.clone().map(Arc::new),
             cost_per_hit: rate_limit.cost_per_hit.clone().map(Arc::new),
+            currency: rate_limit.currency.clone().map(Box::new),
             elastic: rate_limit.elastic.clone().map(Box::new),
             plan: None,
             divided_limit: compiler

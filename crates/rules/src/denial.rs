@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use super::currency::Currency;
+
 /// The message, the headers and the status of a rule's denials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Denial {
@@ -15,6 +17,8 @@ pub struct Denial {
     pub headers: Vec<(Box<str>, Template)>,
     /// Name of the plan that the rule belongs to; empty without plans.
     pub plan: Box<str>,
+    /// Unit in which the limit is displayed.
+    pub currency: Option<Currency>,
 }
 
 /// A text with placeholders.

@@ -5,6 +5,7 @@ use std::fmt;
 use sluicegate_algorithm::{Algorithm, Micros, scheduled_window::Schedule};
 
 use super::{
+    currency::Currency,
     limit::{Limit, Measure},
     matcher::{Entry, ModifierEntry, Path, Rule, RuleSet, Segment},
     spec::hints::did_you_mean,
@@ -128,17 +129,38 @@ fn duration(micros: Micros) -> humantime::FormattedDuration {
     humantime::format_duration(std::time::Duration::from_micros(micros.get()))
 }
 
+impl Limit {
+    /// Returns the limit as text, with an amount in the currency instead of hits.
+    #[must_use]
+    pub fn text(&self, currency: Option<&Currency>) -> String {
+        match currency {
+            Some(currency) => format!("{} {}", currency.amount(self.requests()), LimitDetails(self)),
+            None => self.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.requests(), self.measure())?;
-        match self.algorithm() {
+        write!(f, "{} {}", self.requests(), LimitDetails(self))
+    }
+}
+
+/// All of a limit but its number of requests: `per day, token_bucket`.
+struct LimitDetails<'l>(&'l Limit);
+
+impl fmt::Display for LimitDetails<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(limit) = self;
+        write!(f, "{}", limit.measure())?;
+        match limit.algorithm() {
             Algorithm::ScheduledWindow(window)
-                if *window.schedule() == Schedule::Epoch { window: self.measure().window() } => {}
+                if *window.schedule() == Schedule::Epoch { window: limit.measure().window() } => {}
             Algorithm::ScheduledWindow(window) => write!(f, ", {}", window.schedule())?,
-            _ if self.is_default() => {}
+            _ if limit.is_default() => {}
             algorithm => write!(f, ", {}", algorithm.name())?,
         }
-        let Some(penalty) = self.penalty() else {
+        let Some(penalty) = limit.penalty() else {
             return Ok(());
         };
         write!(f, ", then a penalty of {}", duration(penalty.shortest()))?;
@@ -153,7 +175,7 @@ impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.limit {
             None => write!(f, "unlimited")?,
-            Some(limit) => write!(f, "{limit}")?,
+            Some(limit) => f.write_str(&limit.text(self.currency.as_deref()))?,
         }
         if let Some(cost) = &self.cost_per_hit {
             match &cost.key {

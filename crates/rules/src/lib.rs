@@ -6,6 +6,7 @@
 
 mod compile;
 mod cost_per_hit;
+mod currency;
 mod custom_limit;
 mod denial;
 mod diagnostic;
@@ -28,6 +29,7 @@ mod yaml;
 
 pub use compile::{SourceFile, compile};
 pub use cost_per_hit::CostPerHit;
+pub use currency::{Amount, Currency};
 pub use custom_limit::{Allowance, CustomLimit};
 pub use denial::{Denial, DenialValues};
 pub use diagnostic::{Diagnostic, Location, Severity};

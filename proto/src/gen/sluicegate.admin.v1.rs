@@ -306,7 +306,7 @@ pub struct InspectResponse {
 /// The state of a counter.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct Counter {
-    /// The limit as text, such as `5000 per minute`.
+    /// The limit as text, such as `5000 per minute`, or `50.00 USD per month` if the rule has a currency.
     #[prost(string, tag = "1")]
     pub limit: ::prost::alloc::string::String,
     /// The counter's name in the store.
@@ -349,6 +349,19 @@ pub struct Counter {
     /// Microseconds until the penalty in force ends. Absent if there is none.
     #[prost(uint64, optional, tag = "14")]
     pub penalty_us: ::core::option::Option<u64>,
+    /// The unit in which the rule displays hits. Absent if it has none.
+    #[prost(message, optional, tag = "15")]
+    pub currency: ::core::option::Option<Currency>,
+}
+/// The unit in which the hits of a budget are displayed.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct Currency {
+    /// The name of the unit, such as `USD`.
+    #[prost(string, tag = "1")]
+    pub code: ::prost::alloc::string::String,
+    /// Number of hits in one unit.
+    #[prost(uint64, tag = "2")]
+    pub hits: u64,
 }
 /// The quotas of Envoys that limit requests by themselves. Their requests are counted in advance.
 #[derive(Clone, Copy, PartialEq, ::prost::Message)]
@@ -434,7 +447,7 @@ pub struct Rule {
     /// The rule's name, or its path.
     #[prost(string, tag = "2")]
     pub name: ::prost::alloc::string::String,
-    /// The limit as text, such as `5000 per minute`.
+    /// The limit as text, such as `5000 per minute`, or `50.00 USD per month` if the rule has a currency.
     #[prost(string, tag = "3")]
     pub limit: ::prost::alloc::string::String,
     #[prost(string, tag = "4")]

@@ -228,7 +228,7 @@ impl Outcome {
         }
     }
 }
-/// What decided a descriptor.
+/// The decider of a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum Decider {

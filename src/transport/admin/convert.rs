@@ -171,7 +171,7 @@ pub(super) fn write_checked_override(
 
 /// Converts the state of a counter. `prefix` is the key prefix of the store.
 pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> api::Counter {
-    let CounterState { limit, counter, decision, at, .. } = state;
+    let CounterState { limit, currency, counter, decision, at, .. } = state;
     let node = store.server_of(counter.key.as_bytes(), counter.per_second);
     let retry_after = if decision.allowed { None } else { decision.retry_after };
     let mut forecast = Vec::new();
@@ -179,7 +179,7 @@ pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> a
         forecast.push(api::Forecast { after_us: after.get(), remaining });
     }
     api::Counter {
-        limit: limit.to_string(),
+        limit: limit.text(currency.as_ref()),
         key: format!("{prefix}{}", counter.key),
         node: node.map(|node| node.to_string()).unwrap_or_default(),
         used: decision.used,
@@ -193,6 +193,7 @@ pub(super) fn counter(state: &CounterState, store: &AnyStore, prefix: &str) -> a
         forecast,
         quotas: state.quotas.map(|(callers, millionths)| api::Quotas { callers, share: millionths as f64 / 1e6 }),
         penalty_us: if state.penalty > Micros::ZERO { Some(state.penalty.get()) } else { None },
+        currency: currency.as_ref().map(|unit| api::Currency { code: unit.code.to_string(), hits: unit.hits }),
     }
 }
 
@@ -211,7 +212,7 @@ pub(super) fn rule(rule: &rules::Rule, snapshot: Option<&Snapshot>) -> api::Rule
         None => levels.join("."),
     };
     let (limit, algorithm) = match &rule.limit {
-        Some(limit) => (limit.to_string(), limit.algorithm().name()),
+        Some(limit) => (limit.text(rule.currency.as_deref()), limit.algorithm().name()),
         None => ("unlimited".to_owned(), ""),
     };
     let switch = match snapshot.and_then(|snapshot| snapshot.modes().mode_of(domain, Some(rule))) {

@@ -660,7 +660,7 @@ impl Service {
             found.overrides.push(write_checked_override(entry, *origin, names));
         }
         if let Some(state) = &inspection.counter {
-            found.limit = state.limit.to_string();
+            found.limit = state.limit.text(state.currency.as_ref());
             found.counter = Some(counter(state, &self.admin.engine.store, self.prefix()));
         }
         found

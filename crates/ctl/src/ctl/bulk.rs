@@ -24,7 +24,7 @@ const RETRY_PAUSES: [Duration; 4] =
     [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1), Duration::from_secs(3)];
 
 /// Sets the override of each line. Lines with an end in the past are skipped, and planned overrides with a beginning in the
-/// past are set at once.
+/// past are set immediately.
 pub(super) async fn import(
     import: &ImportArgs,
     reject_unknown_names: bool,
@@ -80,7 +80,7 @@ struct Line {
 }
 
 impl Line {
-    /// Returns the line with a request to set its planned override at once.
+    /// Returns the line with a request to set its planned override immediately.
     fn begin(self) -> Self {
         let target = self.request.target.as_ref().and_then(parse::begun);
         let request = api::ChangeRequest { target: Some(api::Target { target }), ..self.request };

@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use anyhow::bail;
 use prost::Message;
 use sluicegate_proto::sluicegate::admin::v1 as api;
+use sluicegate_rules::Currency;
 
 use super::{
     super::grpc,
@@ -145,7 +146,9 @@ impl Output {
             counter.key,
             if counter.node.is_empty() { String::new() } else { format!(" on {}", counter.node) }
         );
-        println!("  limit {}; used {}, remaining {}", counter.limit, counter.used, counter.remaining);
+        let [used, remaining] =
+            [counter.used, counter.remaining].map(|hits| hits_text(hits, counter.currency.as_ref()));
+        println!("  limit {}; used {used}, remaining {remaining}", counter.limit);
         println!("  reset in {}", format_duration(counter.reset_us));
         if let Some(wait) = counter.retry_after_us {
             println!("  retry after {}", format_duration(wait));
@@ -404,6 +407,14 @@ fn format_percent(share: f64) -> String {
 }
 
 /// Prints a change of an override, and the hits that it has refunded.
+/// Returns hits as an amount if their rule has a currency, and otherwise as a number.
+fn hits_text(hits: u64, currency: Option<&api::Currency>) -> String {
+    match currency {
+        Some(unit) => Currency { code: unit.code.as_str().into(), hits: unit.hits }.amount(hits).to_string(),
+        None => hits.to_string(),
+    }
+}
+
 fn print_change(change: &api::OverrideChange) {
     println!("{}", change_line(change));
     if change.refunded_hits > 0 {

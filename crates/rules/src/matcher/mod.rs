@@ -18,6 +18,7 @@ use smallvec::SmallVec;
 
 use super::{
     cost_per_hit::CostPerHit,
+    currency::Currency,
     denial::Denial,
     diagnostic::Location,
     ip_prefix::IpPrefix,
@@ -79,6 +80,8 @@ pub struct Rule {
     pub retry_jitter: Micros,
     /// Factor by which the hits of a request count; `None` for 1.
     pub cost_per_hit: Option<Arc<CostPerHit>>,
+    /// Unit in which hits are displayed.
+    pub currency: Option<Box<Currency>>,
     /// Message, headers and status of denials.
     pub denial: Option<Arc<Denial>>,
     /// Higher limits that apply while a resource has spare capacity.

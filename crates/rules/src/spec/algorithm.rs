@@ -84,7 +84,7 @@ impl AlgorithmKeywords {
             "buckets" => set(&mut spec.buckets, reader.number(keyword, node)),
             "edge" => set(&mut spec.edge, reader.choice(keyword, node, &EDGES)),
             "burst" => set(&mut spec.burst, reader.large_number(keyword, node)),
-            "debt" => set(&mut spec.debt, reader.number(keyword, node)),
+            "debt" => set(&mut spec.debt, reader.large_number(keyword, node)),
             "queue" => set(&mut spec.queue, reader.number(keyword, node)),
             "warm_up" => set(&mut spec.warm_up, duration(reader, keyword, node)),
             "count_denied" => set(&mut spec.count_denied, Some(reader.boolean(keyword, node))),

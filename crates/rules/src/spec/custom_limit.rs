@@ -44,6 +44,7 @@ const RULE_FILE_KEYWORDS: &[&str] = &[
     "retry_jitter",
     "denial",
     "cost_per_hit",
+    "currency",
     "elastic",
     "by_plan",
 ];

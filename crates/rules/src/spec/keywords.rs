@@ -296,7 +296,7 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         keyword("burst", ValueSchema::LargeNumber, "The number of hits that a bucket allows at once."),
         keyword(
             "debt",
-            ValueSchema::Number,
+            ValueSchema::LargeNumber,
             "The number of hits that a bucket may owe: a request passes if nothing is owed.",
         ),
         keyword(
@@ -392,6 +392,11 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
             "The factor by which hits count: a number, or a table by the value of an entry, such as the price of a model.",
         ),
         keyword(
+            "currency",
+            ValueSchema::TextOrMap(&CURRENCY),
+            "The unit in which the hits of a budget are displayed: a name, with hits of a millionth, or a name and its hits.",
+        ),
+        keyword(
             "denial",
             ValueSchema::Map(&DENIAL),
             "The message, the headers and the status of the response to a denied request.",
@@ -449,6 +454,17 @@ pub(crate) static COST_PER_HIT: MapSchema = MapSchema {
         keyword("default", ValueSchema::LargeNumber, "The cost of a hit with another value, or without the entry."),
     ],
     required: &["key", "values", "default"],
+};
+
+pub(crate) static CURRENCY: MapSchema = MapSchema {
+    name: "currency",
+    context: "under currency",
+    example: "{ code: USD, hits: 1_000_000 }",
+    keywords: &[
+        keyword("code", ValueSchema::Text, "The name of the unit, such as USD."),
+        keyword("hits", ValueSchema::LargeNumber, "The number of hits in one unit; 1000000 by default."),
+    ],
+    required: &["code"],
 };
 
 pub(crate) static DENIAL: MapSchema = MapSchema {

@@ -7,6 +7,7 @@ mod algorithm;
 mod anchor;
 mod assignment;
 mod cost_per_hit;
+mod currency;
 mod custom_limit;
 mod denial;
 mod elastic;
@@ -368,7 +369,7 @@ impl<'r, 'p> Reader<'r, 'p> {
         Some(descriptor)
     }
 
-    /// Rejects `rate_limit` beside `rate_limits`.
+    /// Rejects `rate_limit` together with `rate_limits`.
     fn reject_second_list(&mut self, first: &mut Option<Location>, location: Location) {
         if first.is_some() {
             let message = "rate_limit and rate_limits cannot be combined; rate_limits is a list of all limits";

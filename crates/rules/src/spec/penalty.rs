@@ -23,7 +23,7 @@ struct Field {
     location: Location,
 }
 
-/// What a penalty cannot be combined with.
+/// The parts of a rule with which a penalty cannot be combined.
 pub(super) struct Context<'a> {
     pub(super) limit: &'a Limit,
     pub(super) consistency: Consistency,

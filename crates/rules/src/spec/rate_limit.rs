@@ -9,6 +9,7 @@ use super::{
 };
 use crate::{
     cost_per_hit::CostPerHit,
+    currency::Currency,
     denial::Denial,
     diagnostic::Location,
     limit::{FailurePolicy, Limit, Measure, Unit},
@@ -38,6 +39,8 @@ pub(crate) struct RateLimit {
     pub(crate) elastic: Option<Elastic>,
     /// Factor by which hits count.
     pub(crate) cost_per_hit: Option<CostPerHit>,
+    /// Unit in which hits are displayed.
+    pub(crate) currency: Option<Currency>,
     /// Message, headers and status of denials.
     pub(crate) denial: Option<Denial>,
     /// Further limits of the same rule.
@@ -260,6 +263,7 @@ impl Reader<'_, '_> {
                 "shed" => rate_limit.sheds = self.boolean(key, value),
                 "visible" => rate_limit.is_hidden = !self.boolean(key, value),
                 "cost_per_hit" => rate_limit.cost_per_hit = self.cost_per_hit(value),
+                "currency" => rate_limit.currency = self.currency(value),
                 "denial" => rate_limit.denial = self.denial(value),
                 "retry_jitter" => {
                     rate_limit.retry_jitter = algorithm::duration(self, key, value).unwrap_or_default();
@@ -269,6 +273,9 @@ impl Reader<'_, '_> {
                 "by_plan" => rate_limit.by_plan = self.text(key, value).map(|name| (name, *location)),
                 keyword => keywords.algorithm.read(self, keyword, *location, value),
             }
+        }
+        if let Some(denial) = &mut rate_limit.denial {
+            denial.currency = rate_limit.currency.clone();
         }
         for ReplacedLimit { name, location } in replaces {
             if name.is_empty() {
@@ -301,6 +308,9 @@ impl Reader<'_, '_> {
         if rate_limit.cost_key().is_some() && !rate_limit.modifiers.is_empty() {
             let message = "cost_per_hit by the value of an entry cannot be combined with class or holder";
             self.diagnostics.error(node, message);
+        }
+        if rate_limit.currency.is_some() && matches!(measure, Measure::InFlight { .. }) {
+            self.diagnostics.error(node, "currency cannot be combined with a limit of requests in flight");
         }
         rate_limit.classes = keywords.class_names();
         rate_limit.sheds |= keywords.sheds();

@@ -189,6 +189,37 @@ fn several_limits_of_a_rule_have_different_names_and_can_be_charged_together() {
 }
 
 #[test]
+fn a_budget_is_displayed_in_its_currency() {
+    let read = |currency: &str| {
+        let keywords = format!("rate_limit: {{unit: month, requests_per_unit: 12500000, currency: {currency}}}");
+        read_descriptor(&keywords).unwrap().unwrap()
+    };
+    for (currency, expected) in [
+        ("USD", "12.50 USD per month"),
+        ("{code: EUR}", "12.50 EUR per month"),
+        ("{code: EUR, hits: 20_000_000}", "0.625 EUR per month"),
+        ("{hits: 1, code: credits}", "12500000 credits per month"),
+    ] {
+        let rule = read(currency);
+        assert_eq!(rule.limit.unwrap().text(rule.currency.as_deref()), expected);
+    }
+    for (keywords, expected) in [
+        ("currency: {hits: 5}", "currency requires a code, such as USD"),
+        ("currency: {code: USD, hits: 0}", "hits must be at least 1"),
+        ("currency: {code: USD, digits: 2}", "unknown key \"digits\" under currency"),
+        ("currency: ''", "currency must be the name of a unit with at most 16 bytes, such as USD"),
+        ("currency: seventeen-letters", "currency must be the name of a unit"),
+        ("currency: {code: \"a\\nb\"}", "code must be the name of a unit"),
+        ("currency: [USD]", "currency"),
+    ] {
+        let error = only_error(&format!("rate_limit: {{unit: day, requests_per_unit: 1, {keywords}}}"));
+        assert!(error.contains(expected), "{keywords}: {error}");
+    }
+    let slots = only_error("rate_limit: {algorithm: concurrency, limit: 3, currency: USD}");
+    assert!(slots.contains("currency cannot be combined with a limit of requests in flight"), "{slots}");
+}
+
+#[test]
 fn a_denial_has_a_message_headers_and_a_status() {
     let read = |denial: &str| {
         let keywords = format!("rate_limit: {{unit: day, requests_per_unit: 1, denial: {denial}}}");
@@ -303,7 +334,7 @@ fn a_penalty_is_a_time_with_a_maximum() {
 }
 
 #[test]
-fn a_limit_of_a_fixed_window_can_be_any_exact_number() {
+fn a_limit_of_a_fixed_window_or_token_bucket_can_be_any_exact_number() {
     let read = |keywords: &str| {
         let rule = read_descriptor(&format!("rate_limit: {{unit: day, {keywords}}}")).unwrap().unwrap();
         let limit = rule.limit.unwrap();
@@ -315,14 +346,23 @@ fn a_limit_of_a_fixed_window_can_be_any_exact_number() {
     assert_eq!(read("requests_per_unit: 4_900_000_000, soft: 10%"), (4_900_000_000, "sc"));
     assert_eq!(read("requests_per_unit: 1e15, window: first_request"), (1_000_000_000_000_000, "fr"));
     assert_eq!(read("requests_per_unit: 5000000000, cost_per_hit: 6000000000"), (5_000_000_000, "sc"));
+    for (keywords, requests, tag) in [
+        ("requests_per_unit: 4294967295, algorithm: token_bucket", 4_294_967_295, "tb"),
+        ("requests_per_unit: 9007199254740991, algorithm: token_bucket", 9_007_199_254_740_991, "tbl"),
+        ("requests_per_unit: 9e9, algorithm: gcra, burst: 1", 9_000_000_000, "tbl"),
+        ("requests_per_unit: 9e9, algorithm: gcra, burst: 9e9, debt: 9e12", 9_000_000_000, "debt"),
+    ] {
+        assert_eq!(read(keywords), (requests, tag), "{keywords}");
+    }
     for (keywords, expected) in [
         ("requests_per_unit: 9007199254740992", "must be a whole number from 0 to 9007199254740991"),
         (
-            "requests_per_unit: 4294967296, algorithm: gcra",
-            "limits above 4294967295 are only possible with fixed_window",
+            "requests_per_unit: 4294967296, algorithm: sliding_window",
+            "limits above 4294967295 are only possible with fixed_window, token_bucket and gcra",
         ),
-        ("requests_per_unit: 9, algorithm: token_bucket, burst: 4294967296", "burst must be at most 4294967295"),
-        ("requests_per_unit: 5000000000, algorithm: sliding_window", "are only possible with fixed_window"),
+        ("requests_per_unit: 9, algorithm: leaky_bucket, burst: 4294967296", "burst must be at most 4294967295"),
+        ("requests_per_unit: 9, algorithm: gcra, burst: 9007199254740991", "burst must refill within 100 years"),
+        ("requests_per_unit: 5000000000, algorithm: token_bucket, warm_up: 1m", "are only possible with fixed_window"),
         ("requests_per_unit: 5000000000, algorithm: leaky_bucket", "are only possible with fixed_window"),
         ("requests_per_unit: 5000000000, algorithm: sliding_log", "at most 1000"),
         ("requests_per_unit: 1, cost_per_hit: 9007199254740992", "from 0 to 9007199254740991"),
