@@ -25,8 +25,10 @@ export function scopeText(scope = {}) {
 // The target that an override has once it has begun.
 export const begunTarget = (target = {}) => target.planned ?? target;
 
-export function targetText(target = {}) {
-  if (target.planned) return targetText(target.planned);
+export const targetText = (target = {}) => textOfBegun(begunTarget(target));
+
+// The text of a target that is not planned.
+function textOfBegun(target) {
   if (target.limit) return `${target.limit.domain ?? ""} ${entriesText(target.limit.entries)}`;
   if (target.plan) return `${target.plan.domain ?? ""} ${target.plan.key ?? ""}=${target.plan.value ?? ""}`;
   if (target.switch) return scopeText(target.switch);
@@ -40,7 +42,12 @@ const RULE_SETS = {
 };
 
 export function targetKind(target = {}) {
-  if (target.planned) return `Planned ${targetKind(target.planned).toLowerCase()}`;
+  const kind = kindOfBegun(begunTarget(target));
+  return target.planned ? `Planned ${kind.toLowerCase()}` : kind;
+}
+
+// The kind of a target that is not planned.
+function kindOfBegun(target) {
   if (target.limit) return "Limit";
   if (target.plan) return "Plan";
   if (target.switch) return "Switch";
@@ -50,10 +57,13 @@ export function targetKind(target = {}) {
 // Reports whether two targets are the same.
 export const sameTarget = (one, other) => normal(one) === normal(other);
 function normal(target = {}) {
-  if (target.planned) return JSON.stringify(["planned", new Date(target.planned.from).getTime(), normal(target.planned)]);
+  const from = target.planned ? new Date(target.planned.from).getTime() : 0;
+  return `${from} ${normalOfBegun(begunTarget(target))}`;
+}
+function normalOfBegun(target) {
   if (target.limit) return JSON.stringify(["limit", target.limit.domain ?? "", entriesOf(target.limit)]);
   if (target.plan) return JSON.stringify(["plan", target.plan.domain ?? "", target.plan.key ?? "", target.plan.value ?? ""]);
-  return JSON.stringify([targetKind(target), targetText(target)]);
+  return JSON.stringify([kindOfBegun(target), textOfBegun(target)]);
 }
 const entriesOf = ({ entries = [] }) => entries.map(({ key = "", value = "" }) => [key, value]);
 

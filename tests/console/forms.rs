@@ -77,12 +77,67 @@ fn a_preview_changes_nothing() {
     assert!(log["entries"].is_null(), "{log}");
     // Other mistakes than names have no way to continue.
     browser.click("select[name=end] option[value=at]");
-    let set = "const end = document.querySelector('input[name=end-at]'); end.value = '2020-01-01T00:00';\
-               end.dispatchEvent(new Event('input', { bubbles: true }))";
-    browser.run(set, &json!([]));
+    set_time(&browser, "end-at", "2020-01-01T00:00");
     browser.click("[data-test=preview]");
     browser.wait_for_text("[data-test=change-steps] [data-test=alert]", &["limit|shop|plan=free"]);
     assert_eq!(browser.count("[data-test=apply], [data-test=apply-anyway]"), 0);
+}
+
+/// Sets a field of a date and a time, whose keyboard input depends on the browser's language.
+fn set_time(browser: &Browser, name: &str, time: &str) {
+    let script = format!(
+        "const field = document.querySelector('input[name={name}]'); field.value = '{time}';\
+         field.dispatchEvent(new Event('input', {{ bubbles: true }}))"
+    );
+    browser.run(&script, &json!([]));
+}
+
+#[test]
+fn an_override_that_begins_later_is_planned_listed_and_removed() {
+    let folder = folder();
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    let browser = signed_in(&operator, "change?tab=limit&domain=shop&entries=[[\"user\",\"bob\"]]&limit=2%2Fyear");
+    browser.type_into("input[name=reason]", "sale");
+    browser.click("select[name=begin] option[value=at]");
+    set_time(&browser, "begin-at", "2098-12-24T06:00");
+    browser.fill("input[name=end-amount]", "3");
+    browser.click("[data-test=preview]");
+    browser.wait_for_text("[data-test=before-after]", &["shop user=bob", "none", "2/year", "24 December 2098"]);
+    apply(&browser, "[data-test=apply]", "Set the limit of shop user=bob to 2/year, from 24 December 2098");
+    browser.wait_for_text("[data-test=result]", &["Applied with version"]);
+    assert_eq!(request(server, "user", "bob"), (200, 5), "not in force yet");
+    browser.wait_for_text("[data-test=overrides]", &["1 planned override", "planned from 24 December 2098"]);
+    let (_, list) = operator.call(READ, "ListOverrides", "{}");
+    let planned = &list["overrides"][0];
+    let [from, until] = [&planned["target"]["planned"]["from"], &planned["until"]].map(|time| time.as_str().unwrap());
+    let seconds = |time: &str| humantime::parse_rfc3339(time).unwrap();
+    let length = seconds(until).duration_since(seconds(from)).unwrap();
+    assert_eq!(length.as_secs(), 3 * 3_600, "the end counts from the beginning: {list}");
+    // The descriptor's own page mentions it, too.
+    open(&browser, server, "descriptor?d=shop%20user%3Dbob");
+    browser.wait_for_text("[data-test=planned-overrides]", &["shop user=bob", "2/year", "from 24 December 2098"]);
+    open(&browser, server, "change");
+    browser.click("[data-test=remove-override]");
+    apply(&browser, "[data-test=apply]", "Remove the planned limit set for shop user=bob");
+    browser.wait_for_text("[data-test=overrides]", &["No override is set"]);
+    browser.wait_for_text("[data-test=audit-entry]", &["sale"]);
+}
+
+#[test]
+fn a_budget_is_shown_in_its_currency() {
+    let budget = "domain: shop\ndescriptors:\n- key: team\n  rate_limit: \
+                  { unit: year, requests_per_unit: 1_250_000_000, currency: USD, cost_per_hit: 1_500_000 }\n";
+    let folder = rules(&[("shop.yaml", budget)]);
+    let operator = Operator::start(folder.path(), "memory");
+    let server = &operator.server;
+    assert_eq!(request(server, "team", "search"), (200, 1_250_000_000));
+    let browser = signed_in(&operator, "descriptor?d=shop%20team%3Dsearch");
+    browser.wait_for_text("[data-test=matched-rule]", &["1250.00 USD per year"]);
+    assert_eq!(browser.text("[data-test=used]"), "1.50 USD");
+    assert_eq!(browser.text("[data-test=remaining]"), "1,248.50 USD");
+    let text = operator.ctl(&["inspect", "shop", "team=search"]);
+    assert!(text.contains("limit 1250.00 USD per year; used 1.50 USD, remaining 1248.50 USD"), "{text}");
 }
 
 #[test]
