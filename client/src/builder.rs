@@ -188,8 +188,9 @@ impl Builder {
         self
     }
 
-    /// Records metrics with `meter`: `sluicegate.client.checks` (number of checks by decider and decision) and
-    /// `sluicegate.client.duration` (duration in seconds of checks that were sent).
+    /// Records metrics with `meter`: `sluicegate.client.checks` (number of checks by decider and decision),
+    /// `sluicegate.client.duration` (duration in seconds of checks that were sent), `sluicegate.client.waiters` (number of
+    /// waiters) and `sluicegate.client.wait` (seconds until the verdict of a waiter).
     #[cfg(feature = "opentelemetry")]
     pub fn meter(mut self, meter: opentelemetry::metrics::Meter) -> Self {
         self.meter = Some(meter);

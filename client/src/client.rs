@@ -220,18 +220,21 @@ impl<'c> Check<'c> {
         let Some(place) = joined else {
             return self.once().await;
         };
-        loop {
+        let waiter = self.inner.telemetry.waiter();
+        let verdict = loop {
             if let Some(denial) = place.turn().await {
                 self.inner.telemetry.record_check(&denial, || Duration::ZERO);
-                return *denial;
+                break *denial;
             }
             let mut verdict = self.once().await;
             if place.record(&verdict) == Next::Wait {
                 continue;
             }
             wait_for_delay(&mut verdict, place.deadline()).await;
-            return verdict;
-        }
+            break verdict;
+        };
+        waiter.finish(verdict.allowed());
+        verdict
     }
 
     /// Returns the same check without waiting.

@@ -21,7 +21,7 @@ use crate::{
     check_request::{Descriptor, Identities, Outcome, Sample},
     client::Client,
     verdict::{DecidedBy, Verdict},
-    wait_queue::{Costs, Next, QueueKey, wait_for_delay},
+    wait_queue::{Costs, Next, Place, QueueKey, wait_for_delay},
 };
 
 /// Default key of the entry that identifies the holder of a slot.
@@ -149,9 +149,20 @@ impl<'c> Acquire<'c> {
     }
 
     async fn send(self) -> Result<Permit, Box<Verdict>> {
+        let client = self.client.clone();
         let (key, costs) = self.queue_key();
         let waited_for = key.identities.clone();
-        let place = self.client.inner.wait_queues.join(key, costs, self.max_wait);
+        let Some(place) = client.inner.wait_queues.join(key, costs, self.max_wait) else {
+            return self.take(waited_for, None).await;
+        };
+        let waiter = client.inner.telemetry.waiter();
+        let acquired = self.take(waited_for, Some(place)).await;
+        waiter.finish(acquired.is_ok());
+        acquired
+    }
+
+    /// Takes the slots, as soon as it is its turn if it waits.
+    async fn take(self, waited_for: Identities, place: Option<Place<'_>>) -> Result<Permit, Box<Verdict>> {
         let holder = format!("{:032x}", rand::random::<u128>());
         let with_holder =
             |descriptor: Descriptor<'static>| descriptor.entry(self.holder_key.clone().into_owned(), holder.clone());

@@ -15,11 +15,11 @@ pub(crate) struct Telemetry {
 
 #[cfg(feature = "opentelemetry")]
 mod metrics {
-    use std::time::Duration;
+    use std::time::{Duration, Instant};
 
     use opentelemetry::{
         KeyValue,
-        metrics::{Counter, Histogram, Meter},
+        metrics::{Counter, Histogram, Meter, UpDownCounter},
     };
 
     use super::Telemetry;
@@ -28,6 +28,8 @@ mod metrics {
     pub(super) struct Instruments {
         checks: Counter<u64>,
         duration: Histogram<f64>,
+        waiters: UpDownCounter<i64>,
+        wait: Histogram<f64>,
     }
 
     impl Instruments {
@@ -42,6 +44,15 @@ mod metrics {
                     .with_unit("s")
                     .with_description("Duration of checks that were not answered from the deny cache or a grant")
                     .build(),
+                waiters: meter
+                    .i64_up_down_counter("sluicegate.client.waiters")
+                    .with_description("Number of callers that wait until their request is allowed")
+                    .build(),
+                wait: meter
+                    .f64_histogram("sluicegate.client.wait")
+                    .with_unit("s")
+                    .with_description("Time from the call of a waiter to its verdict")
+                    .build(),
             }
         }
     }
@@ -53,7 +64,7 @@ mod metrics {
 
         /// Records the verdict of a check. `took` returns its duration.
         pub(crate) fn record_check(&self, verdict: &Verdict, took: impl FnOnce() -> Duration) {
-            let Some(Instruments { checks, duration }) = &self.instruments else {
+            let Some(Instruments { checks, duration, .. }) = &self.instruments else {
                 return;
             };
             let decided_by = match verdict.decided_by() {
@@ -67,12 +78,57 @@ mod metrics {
                 duration.record(took().as_secs_f64(), &[KeyValue::new("decided_by", decided_by)]);
             }
         }
+
+        /// Counts a waiter until the result is dropped.
+        pub(crate) fn waiter(&self) -> CountedWaiter<'_> {
+            if let Some(instruments) = &self.instruments {
+                instruments.waiters.add(1, &[]);
+            }
+            CountedWaiter { telemetry: self, joined: Instant::now() }
+        }
+    }
+
+    /// A waiter in the metrics. It is no longer counted once this is dropped.
+    pub(crate) struct CountedWaiter<'t> {
+        telemetry: &'t Telemetry,
+        joined: Instant,
+    }
+
+    impl CountedWaiter<'_> {
+        /// Records the time until the verdict. That of a waiter that is dropped earlier is not recorded.
+        pub(crate) fn finish(self, allowed: bool) {
+            if let Some(instruments) = &self.telemetry.instruments {
+                instruments.wait.record(self.joined.elapsed().as_secs_f64(), &[KeyValue::new("allowed", allowed)]);
+            }
+        }
+    }
+
+    impl Drop for CountedWaiter<'_> {
+        fn drop(&mut self) {
+            if let Some(instruments) = &self.telemetry.instruments {
+                instruments.waiters.add(-1, &[]);
+            }
+        }
     }
 }
 
 #[cfg(not(feature = "opentelemetry"))]
 impl Telemetry {
     pub(crate) fn record_check(&self, _: &Verdict, _: impl FnOnce() -> std::time::Duration) {}
+
+    pub(crate) fn waiter(&self) -> CountedWaiter {
+        let _ = self;
+        CountedWaiter
+    }
+}
+
+/// A waiter, which is not counted without the feature.
+#[cfg(not(feature = "opentelemetry"))]
+pub(crate) struct CountedWaiter;
+
+#[cfg(not(feature = "opentelemetry"))]
+impl CountedWaiter {
+    pub(crate) fn finish(self, _: bool) {}
 }
 
 impl Telemetry {

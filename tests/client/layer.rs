@@ -22,6 +22,8 @@ descriptors:
   rate_limit: {unit: hour, requests_per_unit: 2, name: 'the \"few\"'}
 - key: paced
   rate_limit: {unit: second, requests_per_unit: 10, algorithm: leaky_bucket, burst: 1, queue: 5}
+- key: soon
+  rate_limit: {unit: second, requests_per_unit: 5, algorithm: gcra, burst: 1}
 - key: tokens
   rate_limit: {unit: year, requests_per_unit: 1000, name: tokens}
 ";
@@ -143,6 +145,21 @@ async fn a_shaped_request_waits_for_its_delay() {
         assert_eq!((response.status(), response.headers().get("ratelimit")), (StatusCode::OK, None));
     }
     assert!(start.elapsed() < Duration::from_millis(300), "requests waited for more than max_delay");
+}
+
+#[tokio::test]
+async fn a_request_waits_until_it_is_allowed_but_not_beyond_its_deadline() {
+    let server = start();
+    let router = Router::new().route("/", get(async || "served"));
+    let mut waits = layer(client(&server)).max_wait(Duration::from_secs(7_200)).layer(router);
+    for _ in 0..3 {
+        assert_eq!(send(&mut waits, "soon=alice", "").await.status(), StatusCode::OK);
+    }
+    for expected in [StatusCode::OK, StatusCode::OK, StatusCode::TOO_MANY_REQUESTS] {
+        let request = Request::get("/").header("x-counts-as", "few=alice").header("grpc-timeout", "20S");
+        let response = waits.call(request.body(Body::empty()).unwrap()).await.unwrap();
+        assert_eq!(response.status(), expected);
+    }
 }
 
 #[tokio::test]

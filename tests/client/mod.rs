@@ -16,3 +16,5 @@ mod permits;
 mod unmatched;
 /// The content of verdicts, the deny cache, and grants.
 pub(crate) mod verdicts;
+/// Callers that wait until they are allowed.
+mod waiting;

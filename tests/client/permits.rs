@@ -188,6 +188,26 @@ async fn there_are_never_more_permits_than_slots() {
 }
 
 #[tokio::test]
+async fn a_request_waits_in_the_layer_until_a_slot_is_free() {
+    let server = start("memory");
+    let layer = PermitLayer::new(client(&server), |_: &http::request::Parts| vec![descriptor! { "user" => "x" }]);
+    let mut service = layer.max_wait(DEADLINE).layer(Router::new().route("/", get(async || "served")));
+    let mut send = || service.call(Request::get("/").body(Body::empty()).unwrap());
+    // A slot is held until the body of the response is dropped.
+    let one = send().await.unwrap();
+    let _two = send().await.unwrap();
+    let waiting = tokio::spawn(send());
+    wait_for_async("the third request to be denied once", async || {
+        let denied = server.metric("ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"user\"}");
+        (denied >= 1.0).then_some(())
+    })
+    .await;
+    assert!(!waiting.is_finished());
+    drop(one);
+    assert_eq!(waiting.await.unwrap().unwrap().status(), StatusCode::OK);
+}
+
+#[tokio::test]
 async fn the_layer_holds_a_permit_until_the_body_ends() {
     let server = start("memory");
     let plain = server.client().await;

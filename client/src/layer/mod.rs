@@ -91,6 +91,7 @@ struct Shared<F> {
     descriptors: F,
     hits: u32,
     max_delay: Duration,
+    max_wait: Duration,
     headers: bool,
 }
 
@@ -100,9 +101,15 @@ where
 {
     /// Creates a layer. The closure returns the descriptors of a request; a request without descriptors is not checked.
     pub fn new(client: Client, descriptors: F) -> Self {
-        Self {
-            shared: Arc::new(Shared { client, descriptors, hits: 1, max_delay: Duration::from_secs(1), headers: true }),
-        }
+        let shared = Shared {
+            client,
+            descriptors,
+            hits: 1,
+            max_delay: Duration::from_secs(1),
+            max_wait: Duration::ZERO,
+            headers: true,
+        };
+        Self { shared: Arc::new(shared) }
     }
 
     /// Sets the cost of a request, or the hits to reserve until its cost is known ([`Reservation`]); 1 by default.
@@ -115,6 +122,14 @@ where
     #[must_use]
     pub fn max_delay(self, delay: Duration) -> Self {
         self.with(|shared| shared.max_delay = delay)
+    }
+
+    /// Sets the maximum time that a request waits until it is allowed, instead of being denied immediately
+    /// ([`Check::max_wait`](crate::Check::max_wait)). Zero, the default, does not wait. A shorter `grpc-timeout` of the request is
+    /// its maximum.
+    #[must_use]
+    pub fn max_wait(self, max_wait: Duration) -> Self {
+        self.with(|shared| shared.max_wait = max_wait)
     }
 
     /// Sets whether rate limit headers are added to the responses of allowed requests; enabled by default.
@@ -209,13 +224,15 @@ where
 impl<F> Shared<F> {
     async fn check(&self, headers: &HeaderMap, descriptors: &[Descriptor<'static>]) -> Verdict {
         let mut check = self.client.check(descriptors.iter().map(Descriptor::borrowed)).hits(self.hits);
+        let mut max_wait = self.max_wait;
         if let Some(traceparent) = header_text(headers, "traceparent") {
             check = check.traceparent(traceparent);
         }
         if let Some(timeout) = header_text(headers, "grpc-timeout").and_then(response::grpc_timeout) {
             check = check.timeout(timeout);
+            max_wait = max_wait.min(timeout);
         }
-        check.await
+        check.max_wait(max_wait).await
     }
 }
 

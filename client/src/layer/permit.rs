@@ -5,6 +5,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -51,6 +52,7 @@ struct Shared<F> {
     client: Client,
     descriptors: F,
     holder_key: Cow<'static, str>,
+    max_wait: Duration,
 }
 
 impl<F> PermitLayer<F>
@@ -59,7 +61,8 @@ where
 {
     /// Creates a layer. The closure returns the descriptors of a request; a request without descriptors needs no slot.
     pub fn new(client: Client, descriptors: F) -> Self {
-        Self { shared: Arc::new(Shared { client, descriptors, holder_key: DEFAULT_HOLDER_KEY.into() }) }
+        let holder_key = DEFAULT_HOLDER_KEY.into();
+        Self { shared: Arc::new(Shared { client, descriptors, holder_key, max_wait: Duration::ZERO }) }
     }
 
     /// Sets the key of the entry that identifies the holder, as in the rule's `holder`; `holder` by default.
@@ -69,6 +72,18 @@ where
     pub fn holder_key(mut self, key: impl Into<Cow<'static, str>>) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             shared.holder_key = key.into();
+        }
+        self
+    }
+
+    /// Sets the maximum time that a request waits for a free slot, instead of being denied immediately
+    /// ([`Acquire::max_wait`](crate::Acquire::max_wait)). Zero, the default, does not wait.
+    ///
+    /// This has no effect after the layer has been cloned.
+    #[must_use]
+    pub fn max_wait(mut self, max_wait: Duration) -> Self {
+        if let Some(shared) = Arc::get_mut(&mut self.shared) {
+            shared.max_wait = max_wait;
         }
         self
     }
@@ -126,6 +141,7 @@ where
                 .client
                 .acquire(descriptors.iter().map(Descriptor::borrowed))
                 .holder_key(&*shared.holder_key)
+                .max_wait(shared.max_wait)
                 .await;
             let mut permit = match acquired {
                 Ok(permit) => permit,
