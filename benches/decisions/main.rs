@@ -71,6 +71,7 @@ fn main() {
             client::calls(&argument(2), argument(3).parse().unwrap(), argument(4).parse().unwrap());
         }
         "latency" => latency::run(),
+        "limits" => several_limits(),
         "layers" => layers::run(),
         "overrides" => overrides::run(),
         "peers" => peers::run(),
@@ -83,6 +84,7 @@ fn main() {
             topologies();
             algorithms_on_redis();
             consistency();
+            several_limits();
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
@@ -100,7 +102,7 @@ fn main() {
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, algorithms, scripts, scripts-on-many, slots, latency, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, limits, algorithms, scripts, scripts-on-many, slots, latency, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }
@@ -191,6 +193,33 @@ fn consistency() {
             stats.split_once("cmdstat_evalsha:calls=").and_then(|(_, stats)| stats.split(',').next()?.parse().ok());
         let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
         println!("{name}: {:.5} calls to Redis per decision", calls.unwrap_or(0.0) / decisions);
+    }
+    println!();
+}
+
+/// Compares rules of several limits with a rule of one, in memory and in Redis.
+fn several_limits() {
+    let mut limits = vec!["{algorithm: gcra, unit: second, requests_per_unit: 4000000000}".to_owned()];
+    for (number, unit) in ["day", "month", "hour", "minute", "week", "year", "second"].iter().enumerate() {
+        limits.push(format!("{{unit: {unit}, requests_per_unit: 4000000000, name: further_{number}}}"));
+    }
+    let mut rows: Vec<Row> = Vec::new();
+    let mut servers = Vec::new();
+    for number in [1, 3, 8] {
+        let process = Process::service_with_limits("memory", &limits[..number]);
+        rows.push((format!("memory, limits: {number}"), process, users::run));
+    }
+    for number in [1, 3, 8] {
+        let redis = Process::redis();
+        let process = Process::service_with_limits(&redis.url(), &limits[..number]);
+        rows.push((format!("single Redis, limits: {number}"), process, users::run));
+        servers.push(redis);
+    }
+    let before: Vec<f64> = servers.iter().map(Process::cpu_micros).collect();
+    load_tests(&rows, &["memory, limits: 1", "single Redis, limits: 1"]);
+    let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
+    for (((name, ..), redis), before) in rows[3..].iter().zip(&servers).zip(before) {
+        println!("{name}: {:.2} us of Redis' CPU time per decision", (redis.cpu_micros() - before) / decisions);
     }
     println!();
 }

@@ -56,6 +56,12 @@ impl Process {
         Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTRIES", "0")])
     }
 
+    /// Starts the service as [`Self::service_with`], with a rule of several limits.
+    pub(crate) fn service_with_limits(store: &str, limits: &[String]) -> Self {
+        let rule = format!("rate_limits: [{}]", limits.join(", "));
+        Self::start_service_with_rule(store, &rule, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTRIES", "0")])
+    }
+
     /// Starts the service with the memory store and the overrides in this file.
     pub(crate) fn service_with_overrides(overrides: &str) -> Self {
         Self::start_service("memory", UNREACHED_LIMIT, &[("OVERRIDES__FILE", overrides)])
@@ -101,8 +107,12 @@ impl Process {
     }
 
     fn start_service(store: &str, limit: &str, settings: &[(&str, &str)]) -> Self {
+        Self::start_service_with_rule(store, &format!("rate_limit: {{{limit}}}"), settings)
+    }
+
+    fn start_service_with_rule(store: &str, rule: &str, settings: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let rules = format!("domain: bench\ndescriptors: [{{key: user, rate_limit: {{{limit}}}}}]");
+        let rules = format!("domain: bench\ndescriptors: [{{key: user, {rule}}}]");
         fs::File::create(folder.path().join("bench.yaml")).unwrap().write_all(rules.as_bytes()).unwrap();
         let mut child = Command::new(binary())
             .args(["--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0", "--store", store, "--rules"])
