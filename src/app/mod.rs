@@ -10,12 +10,12 @@
 //! | store | `store` | the counters: memory or Redis |
 //! | engine | `engine` | one engine for each worker and one for the control runtime |
 //! | servers | `servers` | bound sockets, worker threads, gRPC, HTTP and the admin API |
-//! | overrides | `operators` | what operators have set, candidate rules, activity |
+//! | overrides | `operators` | the changes of operators, candidate rules, activity |
 //! | cluster | `cluster` | the exchange of hits with other instances, if there are `cluster.peers` |
 //! | background tasks | `tasks` | one list: name, interval, owner |
 //! | shutdown | `shutdown` | the same phases in reverse order |
 //!
-//! docs/design/architecture.md lists the threads and their work ("Threads"), and answers what newcomers ask ("Questions").
+//! docs/design/architecture.md lists the threads and their work ("Threads"), and answers the questions of newcomers ("Questions").
 
 mod cluster;
 mod core_dumps;
@@ -69,6 +69,9 @@ pub fn run(settings: Settings) -> Result<(), AppError> {
     settings.telemetry.log.start()?;
     for warning in &settings.warnings {
         tracing::warn!("{warning}");
+    }
+    if let Err(error) = sluicegate_calendar::Zone::check_folder() {
+        tracing::warn!(error, "cannot read the time zones in the folder of TZDIR; using those in the program");
     }
     // A second call in the same process fails because the provider is already installed, which is fine.
     let _ = rustls::crypto::ring::default_provider().install_default();

@@ -420,3 +420,16 @@ fn output_that_cannot_be_written_is_an_error() {
     let error = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.code() == Some(1) && error.contains("No space left on device"), "{error}");
 }
+
+#[test]
+fn a_folder_of_time_zones_that_cannot_be_read_is_a_warning() {
+    let rule = "rate_limit: { unit: day, requests_per_unit: 1, window: calendar, zone: Europe/Berlin }";
+    let folder = rules(&[("d.yaml", &format!("domain: d\ndescriptors: [{{ key: k, {rule} }}]"))]);
+    let empty = tempfile::tempdir().unwrap();
+    let start = || Server::builder().rules(folder.path()).store("memory");
+    let has_warning = |server: &Server| server.log().contains("cannot read the time zones in the folder of TZDIR");
+    for zones in ["/does/not/exist", empty.path().to_str().unwrap()] {
+        assert!(has_warning(&start().env("TZDIR", zones).start()), "{zones}");
+    }
+    assert!(!has_warning(&start().start()), "the variable is not set");
+}

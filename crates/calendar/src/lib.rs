@@ -39,7 +39,7 @@ impl Period {
     }
 }
 
-/// When windows begin. What is `None` has its default.
+/// When windows begin. A field that is `None` has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Anchor {
     /// The time zone; UTC by default.

@@ -1,4 +1,4 @@
-//! Windows of the calendar beside a table that another program derived, and their laws.
+//! Windows of the calendar, compared with a table that another program derived, and their laws.
 
 use proptest::prelude::*;
 
@@ -147,7 +147,7 @@ proptest! {
         prop_assert_eq!((next.before, next.start, next.end), (start, end, after));
         let previous = calendar.compute_boundaries(start - 1);
         prop_assert_eq!((previous.start, previous.end, previous.after), (before, start, end));
-        // What is remembered of one window answers for its neighbours.
+        // A remembered window also determines its neighbours.
         prop_assert_eq!(calendar.boundaries_at(instant), Boundaries { before, start, end, after });
         for (other, window) in [
             (start - 1, Window { start: before, end: start }),

@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     hash::{Hash, Hasher},
+    path::Path,
     ptr,
     sync::OnceLock,
 };
@@ -50,6 +51,18 @@ impl Zone {
         let zone = Self(Box::leak(Box::new(data)));
         loaded.push(zone);
         Ok(zone)
+    }
+
+    /// Checks the folder that the environment variable `TZDIR` names, if it is set.
+    ///
+    /// # Errors
+    ///
+    /// Returns why the folder cannot be read. Zones are those in the program then.
+    pub fn check_folder() -> Result<(), &'static str> {
+        match folder() {
+            Some(Err(error)) => Err(error),
+            Some(Ok(_)) | None => Ok(()),
+        }
     }
 
     /// Returns the names of all zones in the program.
@@ -103,17 +116,26 @@ impl std::fmt::Debug for Zone {
 
 /// Loads a zone from the folder that `TZDIR` names, or from the program.
 fn load(name: &str) -> Option<TimeZone> {
-    static FOLDER: OnceLock<Option<TimeZoneDatabase>> = OnceLock::new();
-    let folder = FOLDER.get_or_init(|| {
-        let path = std::env::var_os("TZDIR")?;
-        TimeZoneDatabase::from_dir(path).ok()
-    });
-    if let Some(folder) = folder
+    if let Some(Ok(folder)) = folder()
         && let Ok(time_zone) = folder.get(name)
     {
         return Some(time_zone);
     }
     embedded().get(name).ok()
+}
+
+/// Returns the database in the folder that `TZDIR` names, or why it cannot be read. Returns `None` if the variable is not set.
+fn folder() -> Option<&'static Result<TimeZoneDatabase, String>> {
+    static FOLDER: OnceLock<Option<Result<TimeZoneDatabase, String>>> = OnceLock::new();
+    FOLDER.get_or_init(|| std::env::var_os("TZDIR").map(|path| read_folder(path.as_ref()))).as_ref()
+}
+
+fn read_folder(path: &Path) -> Result<TimeZoneDatabase, String> {
+    let database = TimeZoneDatabase::from_dir(path).map_err(|error| error.to_string())?;
+    if database.is_definitively_empty() {
+        return Err(format!("{} contains no time zones", path.display()));
+    }
+    Ok(database)
 }
 
 fn embedded() -> &'static TimeZoneDatabase {

@@ -179,7 +179,7 @@ impl<S> Engine<S> {
                 continue;
             };
             let is_allowed = answer.decision.allowed;
-            // The hits of a descriptor are ranked once, whatever the number of its limits.
+            // The hits of a descriptor are ranked once, also if several limits apply.
             if !ranked.is_some_and(|ranked| ptr::addr_eq(ranked, *descriptor)) {
                 let is_allowed = is_allowed && !prepared.is_denied_together(limit);
                 self.record_top(domain, descriptor, applied, is_allowed, now);

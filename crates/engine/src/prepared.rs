@@ -17,7 +17,7 @@ use super::{
 pub struct PreparedRequest<'s, 'd> {
     pub(super) request: &'s Request<'d>,
     pub(super) now: Micros,
-    /// What happens to each descriptor. A rule with several limits has several, one after the other.
+    /// The outcome of matching each descriptor. A rule with several limits has several, one after the other.
     pub(super) limits: SmallVec<[PreparedLimit<'s, 'd>; 1]>,
     pub(super) charge: Charge,
     /// Whether some limits are charged in groups: a rule has several limits, or a limit has a penalty.
@@ -49,7 +49,7 @@ pub(super) struct PreparedLimit<'s, 'd> {
     pub(super) outcome: Prepared<'s, 'd>,
 }
 
-/// What happens to a descriptor by one limit.
+/// The outcome of matching a descriptor, for one limit.
 #[expect(clippy::large_enum_variant, reason = "nearly all descriptors have a limit")]
 pub(super) enum Prepared<'s, 'd> {
     /// No limit applies.
@@ -170,12 +170,11 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
             descriptor = limit.is_grouped.then_some(limit.descriptor);
             match parts.last_mut() {
                 Some(part) if is_next => part.hits.end = next,
-                _ => parts.push(Part { hits: first..next, charge: Charge::All }),
+                // Also a group of one limit takes nothing if it denies.
+                _ if limit.is_grouped => parts.push(Part { hits: first..next, charge: Charge::All }),
+                _ => parts.push(Part::new(first..next, Charge::Each)),
             }
             first = next;
-        }
-        for part in &mut parts {
-            *part = Part::new(part.hits.clone(), part.charge);
         }
         parts
     }

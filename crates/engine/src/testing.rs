@@ -1,4 +1,4 @@
-//! What the tests of several modules use: engines with their counters in memory, overrides and descriptors.
+//! Tools of the tests of several modules: engines with their counters in memory, overrides and descriptors.
 
 use std::sync::Arc;
 

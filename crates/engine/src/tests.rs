@@ -657,6 +657,22 @@ fn an_override_replaces_one_of_several_limits_or_all() {
 }
 
 #[test]
+fn the_last_of_several_limits_takes_nothing_from_a_denied_request_either() {
+    let rule =
+        "{rate_limits: [{unit: minute, requests_per_unit: 9, name: m}, {unit: day, requests_per_unit: 3, name: d}]";
+    let engine = engine(&format!("domain: api\ndescriptors: [{rule}, key: user}}]"));
+    set(&engine, &[("limit|api|user=a", "{limits: {m: unlimited}}")]);
+    let user = descriptor(&[("user", "a")], 1);
+    let allowed: Vec<bool> = (0..5).map(|_| !decide_at(&engine, std::slice::from_ref(&user), 0).is_denied()).collect();
+    assert_eq!(allowed, [true, true, true, false, false]);
+    // A fixed window alone would have counted five hits.
+    let mut refund = user.clone();
+    refund.refund = true;
+    decide_at(&engine, &[refund], 0);
+    assert!(!decide_at(&engine, &[user], 0).is_denied());
+}
+
+#[test]
 fn a_plan_has_several_limits() {
     let text = "
 domain: api
@@ -715,9 +731,10 @@ descriptors:
 - {key: hidden, rate_limit: {unit: day, requests_per_unit: 1, visible: false, denial: {message: '[{limit}]', status: 402}}}
 - {key: plain, rate_limit: {unit: year, requests_per_unit: 1}}
 - {key: shadow, shadow_mode: true, rate_limit: {unit: year, requests_per_unit: 1, denial: {message: no}}}
+- {key: paid, rate_limit: {unit: day, requests_per_unit: 1, currency: {code: USD, hits: 100}, denial: {message: '{limit}'}}}
 ";
     let engine = engine(text);
-    let all = ["org", "hidden", "plain", "shadow"].map(|key| descriptor(&[(key, "a")], 1));
+    let all = ["org", "hidden", "plain", "shadow", "paid"].map(|key| descriptor(&[(key, "a")], 1));
     assert_eq!(decide(&engine, &all).denial_response(), None, "nothing is denied");
     let message = |keys: &[usize]| {
         let descriptors: Vec<_> = keys.iter().map(|key| all[*key].clone()).collect();
@@ -726,6 +743,7 @@ descriptors:
     assert_eq!(message(&[0]).as_deref(), Some("free: 1 per hour (calls), wait 3600"));
     assert_eq!(message(&[0, 1]).as_deref(), Some("[]"), "the longest wait decides, and a hidden limit is not named");
     assert_eq!([message(&[2]), message(&[3])], [None, None]);
+    assert_eq!(message(&[4]).as_deref(), Some("0.01 USD per day"));
     assert_eq!(message(&[2, 0]).as_deref(), Some("free: 1 per hour (calls), wait 3600"), "the only one with a text");
     let denial = decide(&engine, &all[1..2]).denial_response().unwrap();
     assert_eq!((denial.status, denial.headers), (Some(402), Vec::new()));

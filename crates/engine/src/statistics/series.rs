@@ -12,7 +12,7 @@ use sluicegate_rules::Labels;
 /// Name of the count of refunded hits, of envoyproxy/ratelimit.
 pub(super) const REFUNDED_HITS: &str = "total_negative_hits";
 
-/// What a series counts.
+/// The hits that a series counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
     Total,

@@ -77,7 +77,7 @@ struct Place<'q> {
     ticket: u64,
 }
 
-/// What a waiting thread does next.
+/// The next step of a waiting thread.
 enum Turn {
     Decide,
     GiveUp(Option<Box<Verdict>>),
