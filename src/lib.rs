@@ -36,7 +36,7 @@
 //!
 //! # Crates and modules
 //!
-//! What decides, counts and stores is in crates of its own, under `crates/`: this crate re-exports them under short names.
+//! Decisions, counting and storage are crates of their own, under `crates/`: this crate re-exports them under short names.
 //! It is the service itself. Each module uses only modules below it, which `tests/architecture.rs` checks.
 //! `docs/design/architecture.md` has the complete tables, and shows where a new feature belongs.
 //!
@@ -50,7 +50,7 @@
 //! | | [`store`] | the store that the settings select, and overrides in a file |
 //! | measurement | [`telemetry`] | setup of logs, metrics and traces |
 //! | | [`process`] | pauses of the process, stalls of its threads |
-//! | crates | [`replay`], [`traffic`] | recorded requests, and what other rules would decide about them |
+//! | crates | [`replay`], [`traffic`] | recorded requests, and the decisions of other rules about them |
 //! | | [`engine`] | matching, hits, verdicts and statistics |
 //! | | [`rules`] | rule files and the rule sets that they are compiled into |
 //! | | [`algorithm`] | rate limiting algorithms |

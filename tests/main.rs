@@ -11,7 +11,7 @@ mod support;
 
 /// Every algorithm against its definition, against other implementations, and over the wire.
 mod algorithms;
-/// The order of layers, and what crates may not depend on.
+/// The order of layers, and the dependencies that crates may not have.
 mod architecture;
 /// The client crate.
 mod client;

@@ -1,4 +1,4 @@
-//! The engine phase: what each worker needs to decide requests.
+//! The engine phase: the parts with which each worker decides requests.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The shutdown phase: stops what the other phases started, in reverse order.
+//! The shutdown phase: stops the parts of the other phases, in reverse order.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -26,7 +26,7 @@ use crate::{
 /// Then everything that was taken from Redis in advance is returned, and other instances receive the last hits.
 ///
 /// ## Draining ⟶ Stopped
-/// A second signal skips what remains of the delay and the grace.
+/// A second signal skips the rest of the delay and the grace.
 pub(super) async fn stop_servers(
     servers: RunningServers,
     cluster: Option<&Cluster>,

@@ -1,4 +1,4 @@
-//! What the process measures about itself: [`Pauses`] of the whole process, and [`Stalls`] of its threads.
+//! Measurements of the process itself: [`Pauses`] of the whole process, and [`Stalls`] of its threads.
 
 mod pauses;
 mod stalls;

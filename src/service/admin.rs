@@ -72,7 +72,7 @@ pub struct Admin {
     pub in_force: Arc<RulesInForce>,
     /// The candidate rules.
     pub candidates: Arc<Candidates>,
-    /// What was decided in the last hour.
+    /// The decisions of the last hour.
     pub activity: Arc<Activity>,
     /// Simulates changes.
     pub simulator: Arc<Simulator>,

@@ -5,7 +5,7 @@
 //! - [`overrides`] synchronises the operators' overrides with the store.
 //! - [`candidates`] evaluates, promotes and rolls back rule sets.
 //! - [`admin`] performs the operators' actions on counters and overrides.
-//! - [`activity`] records what was decided in the last hour.
+//! - [`activity`] records the decisions of the last hour.
 //! - [`search`] finds the entities of one customer.
 //! - [`resources`] collects the reported utilization of resources.
 //! - [`quotas`] hands out quotas to callers that limit requests by themselves.

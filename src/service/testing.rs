@@ -1,4 +1,4 @@
-//! What the tests of several modules use: the admin API of an instance with counters in memory.
+//! Tools of the tests of several modules: the admin API of an instance with counters in memory.
 
 use std::sync::{
     Arc,

@@ -23,7 +23,7 @@ impl OneLine {
 }
 
 impl Write for OneLine {
-    /// Writes an event, which ends with a newline. The formatter passes each event at once.
+    /// Writes an event, which ends with a newline. The formatter passes each event as one piece.
     fn write(&mut self, event: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(event);
         let line = escape(text.strip_suffix('\n').unwrap_or(&text), self.has_colours).into_owned() + "\n";

@@ -1,4 +1,4 @@
-//! What the tests of several modules use: requests of browsers.
+//! Tools of the tests of several modules: requests of browsers.
 
 use axum::{body::Body, extract::Request};
 

@@ -20,7 +20,7 @@ async fn tables_of_peers_are_summed() {
         serde_json::from_str::<Value>(&text).unwrap()
     };
     assert_eq!(json("GetSession", "{}")["hasInstances"], true);
-    // Reports are exchanged for as long as somebody watches.
+    // Reports are exchanged for as long as an operator watches.
     let viewer = call("WatchActivity", r#"{"allInstances": true}"#);
     one.take("window", 5).await;
     two.take("window", 7).await;

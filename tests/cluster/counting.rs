@@ -165,7 +165,7 @@ struct Admission {
     answered: Instant,
 }
 
-/// Sends hits to all members, each with several callers, until `is_over` is true for an answer. Returns what was allowed.
+/// Sends hits to all members, each with several callers, until `is_over` is true for an answer. Returns the allowed hits.
 async fn load(members: &Members, key: &'static str, is_over: fn(Instant, bool) -> bool) -> Vec<Admission> {
     let started = Instant::now();
     let mut callers = tokio::task::JoinSet::new();

@@ -72,7 +72,7 @@ async fn a_planned_override_begins_on_all_members_and_a_later_change_replaces_it
         let audit = member.ctl(&["audit"]);
         assert!(audit.contains("began as planned") && audit.contains("sale"), "{audit}");
     }
-    // What is in force stays so, also on a member that starts later.
+    // An override in force stays in force, also on a member that starts later.
     let group = Group::at([&group.addresses[..], &[super::members::free_address()]].concat(), RULES);
     let late = Operator::with(group.builder(3));
     assert_eq!((limit(&late.server, "bob").await, limit(&late.server, "eve").await), (20, 2_000));

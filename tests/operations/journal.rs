@@ -1,4 +1,4 @@
-//! The file of overrides: what was acknowledged is in it, whatever kind of file it is, and one process writes it.
+//! The file of overrides: it has all acknowledged changes, also if it is no regular file, and one process writes it.
 
 use std::{
     fs,

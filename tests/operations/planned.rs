@@ -141,7 +141,7 @@ async fn a_planned_override_begins_at_its_second_on_every_instance() {
             .await;
         wait_for_planned(operator, 0.0);
     }
-    // One instance writes what has begun to the store.
+    // One instance writes the overrides that have begun to the store.
     let audit = wait_for("the beginning in the audit log", || {
         Some(one.ctl(&["audit"])).filter(|audit| audit.contains("began as planned"))
     });
@@ -216,7 +216,7 @@ async fn a_planned_override_is_removed_before_it_begins_or_expires_afterwards() 
     unset(&second.text()).unwrap_err();
 }
 
-/// The changes follow the beginning at once, so that they usually come before the override is written to the store.
+/// The changes follow the beginning immediately, so that they usually come before the override is written to the store.
 #[tokio::test]
 async fn a_later_change_replaces_a_planned_override_that_has_begun() {
     let (folder, redis) = (folder(), RedisServer::start());

@@ -85,7 +85,7 @@ pub enum SetupError {
     },
 }
 
-/// The servers of one address, and what the workers' connections to them share.
+/// The servers of one address, and the state that the workers' connections to them share.
 struct Deployment {
     settings: Settings,
     script: CombinedScript,

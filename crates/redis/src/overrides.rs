@@ -65,7 +65,7 @@ impl Redis {
         Ok(parse_cursor(&self.override_script("mark", "", |_| {}).await?))
     }
 
-    /// Returns what has changed since `cursor`, at most [`MAX_CHANGES`] changes.
+    /// Returns the changes since `cursor`, at most [`MAX_CHANGES`].
     ///
     /// # Errors
     /// Fails if Redis does not answer or its reply is invalid.

@@ -1,4 +1,4 @@
-//! [`Bucket`]: what a session stores about one bucket of its caller.
+//! [`Bucket`]: the state of one bucket of a session's caller.
 
 use crate::{
     algorithm::assignments::Assignments,

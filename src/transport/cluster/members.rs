@@ -1,7 +1,7 @@
 //! [`Members`]: the addresses of other instances, and the state of the exchange with each.
 //!
 //! Addresses come from the settings, in which DNS names are resolved repeatedly, and from calls of other instances: a
-//! new instance is called back at once, before DNS contains it.
+//! new instance is called back immediately, before DNS contains it.
 
 use std::{
     collections::BTreeMap,

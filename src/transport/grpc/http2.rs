@@ -117,7 +117,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
         self.connection.graceful_shutdown();
     }
 
-    /// Closes the connection at once.
+    /// Closes the connection immediately.
     pub(super) fn abort(&mut self, context: &mut Context<'_>) {
         self.connection.abrupt_shutdown(h2::Reason::NO_ERROR);
         // Sends bytes while the socket accepts them.

@@ -1,4 +1,4 @@
-//! What the tests of several modules use: the output of a connection.
+//! Tools of the tests of several modules: the output of a connection.
 
 use std::sync::Arc;
 

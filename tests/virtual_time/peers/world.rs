@@ -295,7 +295,7 @@ impl World {
     }
 
     fn handle(&mut self, event: Event) -> Checked {
-        // A frozen member handles what it has received when it continues.
+        // A frozen member handles the received messages when it continues.
         if let Some(member) = event.member()
             && self.members[member].frozen_until > self.now
         {

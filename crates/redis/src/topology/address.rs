@@ -53,7 +53,7 @@ impl ServerConnector {
     }
 }
 
-/// What a connection needs in addition to the address of a server.
+/// The parameters of a connection in addition to the address of a server.
 #[derive(Clone)]
 struct Access {
     login: Option<Arc<Login>>,

@@ -216,7 +216,7 @@ impl Reader {
 
     /// Reads the next message into `message`. Returns `false` at the end of the last file.
     ///
-    /// An incomplete message at the end of a file, as left by a killed process, is ignored.
+    /// An incomplete message at the end of a file, from a killed process, is ignored.
     ///
     /// # Errors
     ///
