@@ -109,9 +109,12 @@ pub(super) fn run(args: &SimulateArgs) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let (requests, skipped) = replay_batches(&receiver, replay.as_mut(), suggestions.as_mut())?;
-    reader_thread.join().map_err(|_| anyhow::anyhow!("cannot read the traffic: the reader panicked"))??;
+    reader_thread.join().map_err(|_| {
+        anyhow::anyhow!("cannot read the traffic because of a bug; please report it with the message above")
+    })??;
     for (reason, count) in skipped.by_reason() {
-        eprintln!("{count} lines skipped: {reason}");
+        let lines = if count == 1 { "line" } else { "lines" };
+        eprintln!("{count} {lines} skipped: {reason}");
     }
     if requests == 0 {
         match &args.mapping {

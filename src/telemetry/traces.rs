@@ -74,7 +74,7 @@ impl Traces {
 pub struct Span(Box<(opentelemetry_sdk::trace::Span, Instant)>);
 
 impl Span {
-    /// Restarts the time measurement.
+    /// Sets the start of the time that [`Self::timing`] returns to now. The exported span begins when it was created.
     pub fn start_timing(&mut self) {
         self.0.1 = Instant::now();
     }

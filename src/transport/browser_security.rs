@@ -37,7 +37,7 @@ pub(super) fn authority(request: &Request) -> Option<Authority> {
     request.headers().get(HOST)?.to_str().ok()?.parse().ok()
 }
 
-/// Rejects requests that another site caused, except for pages that change nothing, and adds [`HEADERS`] to responses.
+/// Rejects requests that another site caused with status 403, except GET and HEAD of pages, and adds [`HEADERS`] to responses.
 pub(super) async fn secure(request: Request, next: Next) -> Response {
     let mut response = if !is_page(&request) && is_cross_site(&request) {
         (StatusCode::FORBIDDEN, "requests of other sites are not allowed\n").into_response()

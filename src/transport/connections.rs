@@ -113,7 +113,7 @@ impl Connections {
                 tracing::warn!(
                     listener = self.listener,
                     max = self.max,
-                    "maximum number of connections reached; each new one replaces an idle or the least recently used one"
+                    "maximum number of connections reached; each new one closes another one, if possible an idle one"
                 );
             }
         }

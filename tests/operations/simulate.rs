@@ -141,7 +141,7 @@ fn limits_are_suggested_from_an_access_log() {
     fs::write(&mapping, "domain: api\ntime: start_time\ndescriptors:\n- [{ key: user, field: x_user }]\n").unwrap();
     let output = simulate(&["--suggest", "--traffic", path(&log), "--mapping", path(&mapping)]);
     let (text, warnings) = (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
-    assert!(warnings.contains("1 lines skipped: not an access log entry"), "{warnings}");
+    assert!(warnings.contains("1 line skipped: not an access log entry"), "{warnings}");
     assert!(text.contains("api user: 20 entities"), "{text}");
     assert!(text.contains("per minute: p50 30, p90 30, p99 600"), "{text}");
     let rules = rules(&[(
@@ -178,9 +178,9 @@ fn times_and_addresses_of_access_logs_have_many_forms_and_other_lines_are_counte
     assert_eq!(result["rules"][0]["entities"], 3);
     let warnings = String::from_utf8(simulate(&args).stderr).unwrap();
     for expected in [
-        "1 lines skipped: not UTF-8\n",
-        "1 lines skipped: not an access log entry in JSON\n",
-        "1 lines skipped: without a time\n",
+        "1 line skipped: not UTF-8\n",
+        "1 line skipped: not an access log entry in JSON\n",
+        "1 line skipped: without the field that `time` of the mapping names\n",
         "2 lines skipped: with a time that is neither RFC 3339 nor",
     ] {
         assert!(warnings.contains(expected), "{expected}: {warnings}");

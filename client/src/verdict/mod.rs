@@ -111,7 +111,7 @@ pub struct Status {
     pub(crate) overridden: bool,
     /// Whether a denial must not be cached: denied hits count against the limit, or the denial can end at any time.
     pub(crate) denial_counts: bool,
-    /// Whether times are whole seconds, rounded up.
+    /// Whether the service sent `reset` and `retry_after` in whole seconds, rounded up, as Envoy's protocol has them.
     pub(crate) whole_seconds: bool,
     /// Hits that the client may use without a call.
     pub(crate) grant: Option<GrantOffer>,

@@ -53,11 +53,11 @@ impl Zone {
         Ok(zone)
     }
 
-    /// Checks the folder that the environment variable `TZDIR` names, if it is set.
+    /// Checks whether the folder that the environment variable `TZDIR` names, if it is set, has a readable time zone database.
     ///
     /// # Errors
     ///
-    /// Returns why the folder cannot be read. Zones are those in the program then.
+    /// Returns why the folder cannot be read. The time zones in the program are used then.
     pub fn check_folder() -> Result<(), &'static str> {
         match folder() {
             Some(Err(error)) => Err(error),

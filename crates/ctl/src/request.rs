@@ -103,7 +103,7 @@ fn send_and_print(args: &RequestArgs) -> anyhow::Result<Code> {
         print_response(&response, &descriptors);
     }
     if code == Code::Unknown {
-        bail!("{addr}: the response has no code");
+        bail!("{addr}: the response has no overall_code; is this the gRPC address of a rate limit service?");
     }
     Ok(code)
 }

@@ -320,7 +320,8 @@ impl Limit {
         self.penalty
     }
 
-    /// Returns whether the limit uses the store of per-second limits if there is one, as in envoyproxy/ratelimit.
+    /// Returns whether the limit's unit is a second, with any multiplier. Such limits use the store of per-second limits if
+    /// there is one, as in envoyproxy/ratelimit.
     #[must_use]
     pub const fn is_per_second(&self) -> bool {
         matches!(self.measure, Measure::Rate { unit: Unit::Second, .. })

@@ -176,7 +176,7 @@ pub struct Grant {
     pub id: u64,
 }
 
-/// Source of a decision.
+/// The part of the service that has decided a hit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Decider {
     /// The counter in the store.

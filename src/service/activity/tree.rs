@@ -21,7 +21,7 @@ use crate::{
 /// The parent of a domain.
 const NO_PARENT: u32 = u32::MAX;
 
-/// The requests and hits of a rule, or of several.
+/// The requests and hits of a rule, or of several. Rates are averages of some ten seconds (`RATE_TIME`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Hits {
     /// Requests per second.

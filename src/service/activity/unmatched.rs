@@ -46,7 +46,7 @@ pub struct Unmatched {
     pub nearest: String,
 }
 
-/// Adds the descriptors of other instances, the most frequent ones first.
+/// Adds up the groups of this instance and of others. Returns the sums, those with the most recent requests first.
 pub(super) fn add<'u>(own: &'u [Unmatched], others: impl Iterator<Item = &'u Unmatched>) -> Vec<Unmatched> {
     let mut sums: HashMap<(String, Vec<String>, bool), Unmatched> = HashMap::new();
     for group in own.iter().chain(others) {

@@ -31,7 +31,7 @@ impl BucketId {
         self.0.len()
     }
 
-    /// Returns the name with these entries for a bucket with an own name that is not UTF-8.
+    /// Marks the name of a bucket as unreadable, because the name that its caller uses is not UTF-8 and cannot be sent back.
     #[must_use]
     pub fn into_unreadable(mut self) -> Self {
         self.0.extend_from_slice(&UNREADABLE);

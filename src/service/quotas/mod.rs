@@ -595,7 +595,7 @@ impl QuotaSession {
             tracing::warn!(
                 domain = &*self.domain,
                 order = keys.join(", "),
-                "rules match the entries of a quota bucket in several orders; using the first one"
+                "several rules match the entries of a quota bucket, in different orders of its keys; only the rule with this order applies"
             );
         }
         order

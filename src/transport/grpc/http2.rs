@@ -238,7 +238,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, M: Methods> Http2<S, M> {
     }
 }
 
-/// The memory of headers that are not complete, and the time for their rest.
+/// Headers of a request that have arrived only in part: their memory, and the time until which the rest must arrive.
 struct UnfinishedHead {
     memory: Hold,
     end: Pin<Box<Sleep>>,

@@ -29,8 +29,8 @@ pub struct FixedWindow {
 const COUNT_RANGE: u64 = 10_000_000_000;
 /// Maximum count. It is half of the range, so that adding a cost never reaches the digits of the window.
 const MAX_COUNT: u64 = COUNT_RANGE / 2 - 1;
-/// Number of windows that the state distinguishes. With windows of one second they repeat after ten days, long after an
-/// idle key has expired.
+/// Number of different tags of a window. A tag is the number of the window modulo this, plus one. With windows of one
+/// second a tag repeats after ten days, long after an idle key has expired.
 const WINDOW_TAGS: u64 = 900_000;
 
 /// The count of one window.

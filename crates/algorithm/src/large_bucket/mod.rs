@@ -1,7 +1,7 @@
 //! [`LargeBucket`]: a token bucket whose limit or burst exceeds 32 bits, such as a budget in millionths of a currency.
 //!
 //! It decides as a [`TokenBucket`](super::token_bucket::TokenBucket). A microsecond can have more than 2³² of its hits, so the
-//! state contains a longer fraction, which leases do not support.
+//! fraction in its state has seven bytes instead of four, 19 in all. Leases do not support it.
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,

@@ -1,6 +1,7 @@
 //! [`TokenBucket`]: tokens arrive at the limit's rate up to `burst`, and every hit takes one.
 //!
-//! The state does not count tokens. It contains the time until the bucket is full again (`bucket`).
+//! The state does not count tokens. It is the instant at which the bucket will be full again: 16 bytes (`drain_state`), and
+//! leased parts (`bucket`).
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,

@@ -163,7 +163,7 @@ const BURST_DIVISOR: u64 = 4;
 const SPENDING_TIME: Micros = Micros::from_secs(5);
 /// Time for which a caller keeps its quota although the limit is used up.
 const MAX_UNPAID_TIME: Micros = Micros::from_secs(2);
-/// A caller may use this many times its demand.
+/// Factor by which the rate of a quota may exceed its caller's demand, where other callers leave hits unused.
 const HEADROOM: f64 = 1.25;
 
 /// Returns the hits of a limit in one second, rounded up. The product of the largest limit does not fit into 64 bits.
@@ -333,8 +333,9 @@ impl Prepaid {
         self.hits > 0 && self.window_end.is_some_and(|end| now < end)
     }
 
-    /// Returns the hits to return, of those that are not needed: all of them after `delay_end`, when no former quota can
-    /// need them.
+    /// Returns the number of prepaid hits to refund now: all above `needed` after a delay, in which a former quota could use
+    /// them, and otherwise none. The delay ends at the `delay_end` of the call that begins it, and begins again if
+    /// `is_changed`.
     pub(super) fn unneeded(&mut self, needed: u64, is_changed: bool, now: Micros, delay_end: Micros) -> u64 {
         let unneeded = (self.hits - to_signed(needed)).max(0).unsigned_abs();
         if unneeded == 0 {

@@ -184,7 +184,7 @@ impl WaitQueues {
         }
     }
 
-    /// Joins the end of a queue.
+    /// Adds this thread to the end of a queue, until the result is dropped. `deadline` is a time of [`Self::now`].
     fn join(&self, request: &Request<'_>, key: QueueKey, deadline: Duration) -> Place<'_> {
         let costs = request.descriptors.iter().map(|descriptor| descriptor.hits).collect();
         let waiter = Waiter { costs, deadline, thread: thread::current() };

@@ -84,7 +84,7 @@ pub enum LineError {
     #[error("not an access log entry in JSON")]
     NotJson,
     /// The line does not have the field of the time.
-    #[error("without a time")]
+    #[error("without the field that `time` of the mapping names")]
     NoTime,
     /// The time is neither RFC 3339 nor a number, or before 1970.
     #[error("with a time that is neither RFC 3339 nor seconds or milliseconds since 1970")]
