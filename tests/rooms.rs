@@ -25,6 +25,7 @@ const ALGORITHMS: &[&str] = &[
     "fixed_window",
     "forecast",
     "gcra",
+    "large_bucket",
     "leaky_bucket",
     "leased_bucket",
     "limit_spec",

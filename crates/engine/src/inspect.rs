@@ -161,7 +161,8 @@ impl<S: Store> Engine<S> {
         };
         inspection.allowed &= allowed;
         if !allowed && never_fits(decision.retry_after, quota, cost) {
-            inspection.max_hits = Some(inspection.max_hits.unwrap_or(u64::MAX).min(quota));
+            let cost_per_hit = applied.cost_of(descriptor, 1).max(1);
+            inspection.max_hits = Some(inspection.max_hits.unwrap_or(u64::MAX).min(quota / cost_per_hit));
         }
         let shares = Assignments::new(Assignments::MAX_TTL);
         let name = self.counter_name(snapshot, request.domain, &descriptor.entries, applied, shares);

@@ -798,6 +798,12 @@ fn a_constant_cost_multiplies_hits_everywhere() {
     assert_eq!(batch(11).max_cost(), Some(100));
     let [within, over, _] = counts(&engine, "batch");
     assert_eq!((within, over), (100, 120), "statistics have costs, too");
+    let inspect = |hits| {
+        let entries = [Entry { key: "batch", value: "y" }];
+        engine.inspect("api", &entries, hits, NOW).now_or_never().unwrap().unwrap()
+    };
+    assert_eq!((inspect(10).allowed, inspect(10).max_hits), (true, None));
+    assert_eq!((inspect(11).allowed, inspect(11).max_hits), (false, Some(10)), "ten hits cost 100");
 }
 
 const PENALTIES: &str = "

@@ -7,7 +7,7 @@ use sluicegate_algorithm::{Algorithm, Micros, scheduled_window::Schedule};
 use super::{
     currency::Currency,
     limit::{Limit, Measure},
-    matcher::{Entry, ModifierEntry, Path, Rule, RuleSet, Segment},
+    matcher::{Entry, ModifierEntry, Node, Path, Rule, RuleSet, Segment},
     spec::hints::did_you_mean,
 };
 
@@ -62,9 +62,13 @@ impl RuleSet {
                 Some(ModifierEntry::Cost) => ", which selects the cost of a hit",
                 None => "",
             };
+            let cost = match node.modifier {
+                Some(ModifierEntry::Cost) => self.explain_cost(node, entry.value),
+                _ => String::new(),
+            };
             lines.push(match modifier {
                 "" => format!("{entry_text}: {matched} (line {}){network_text}", node.location.line),
-                modifier => format!("{entry_text}{modifier} (line {})", node.location.line),
+                modifier => format!("{entry_text}{modifier}{cost} (line {})", node.location.line),
             });
             node_id = next_id;
         }
@@ -83,6 +87,19 @@ impl RuleSet {
             "no limit: the rule has no rate_limit, so it allows everything".into()
         });
         lines
+    }
+
+    /// Returns the cost of a hit of the rule's first limit with costs.
+    fn explain_cost(&self, node: &Node, value: &str) -> String {
+        let Some(rule) = self.rule_of(node) else {
+            return String::new();
+        };
+        let mut limits = std::iter::once(rule).chain(self.further_limits(rule));
+        match limits.find_map(|rule| rule.cost_per_hit.as_ref()) {
+            Some(cost) if cost.values.contains_key(value) => format!(": {}", cost.of(Some(value))),
+            Some(cost) => format!(": {}, the default", cost.default),
+            None => String::new(),
+        }
     }
 
     /// Returns a line with an order of the entries in which a rule applies to them, if there is one.
@@ -232,6 +249,10 @@ descriptors:
   descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]
 - key: free
 - {key: c, value: v, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 2, algorithm: gcra}}
+- key: team
+  rate_limits:
+  - {unit: day, requests_per_unit: 9}
+  - {unit: month, requests_per_unit: 9, name: m, cost_per_hit: {key: model, values: {large: 15}, default: 4}}
 ";
         let file = SourceFile { name: "d.yaml".into(), text: text.into() };
         let (set, _) = compile(&[file], Options::default()).unwrap();
@@ -281,6 +302,11 @@ descriptors:
             let lines = set.explain("d", &entries);
             assert_eq!(lines[0], "domain \"d\": defined, charges all limits of a request or none");
             assert_eq!(lines[1..], *expected);
+        }
+        for (value, cost) in [("large", "15"), ("other", "4, the default")] {
+            let entries = [Entry { key: "team", value: "a" }, Entry { key: "model", value }];
+            let line = format!("model={value}, which selects the cost of a hit: {cost} (line 9)");
+            assert_eq!(set.explain("d", &entries)[2], line);
         }
         let unknown = set.explain("dd", &[]);
         assert_eq!(

@@ -225,6 +225,11 @@ fn files(map: &str, keyword: &str, value: &str) -> Vec<String> {
             let cost = format!("cost_per_hit: {{{}, {keyword}: {value}}}", others.join(", "));
             vec![descriptor(&format!("rate_limit: {{unit: day, requests_per_unit: 1, {cost}}}"))]
         }
+        "currency" => {
+            let code = if keyword == "code" { "" } else { "code: USD, " };
+            let currency = format!("currency: {{{code}{keyword}: {value}}}");
+            vec![descriptor(&format!("rate_limit: {{unit: day, requests_per_unit: 1, {currency}}}"))]
+        }
         "denial" => {
             let message = if keyword == "message" { "" } else { "message: x, " };
             let denial = format!("denial: {{{message}{keyword}: {value}}}");

@@ -80,7 +80,7 @@ const fn keyword(name: &'static str, value: ValueSchema, description: &'static s
 }
 
 /// All maps with keywords.
-pub(crate) const MAPS: [&MapSchema; 11] = [
+pub(crate) const MAPS: [&MapSchema; 12] = [
     &ROOT,
     &DESCRIPTOR,
     &RATE_LIMIT,
@@ -92,6 +92,7 @@ pub(crate) const MAPS: [&MapSchema; 11] = [
     &ASSIGNMENT,
     &DENIAL,
     &COST_PER_HIT,
+    &CURRENCY,
 ];
 
 /// Values of `charge`, and whether they mean that a request takes hits from all of its limits or from none.

@@ -206,7 +206,7 @@ fn a_budget_is_displayed_in_its_currency() {
     for (keywords, expected) in [
         ("currency: {hits: 5}", "currency requires a code, such as USD"),
         ("currency: {code: USD, hits: 0}", "hits must be at least 1"),
-        ("currency: {code: USD, digits: 2}", "unknown key \"digits\" under currency"),
+        ("currency: {code: USD, digits: 2}", "unknown key \"digits\"; did you mean hits?"),
         ("currency: ''", "currency must be the name of a unit with at most 16 bytes, such as USD"),
         ("currency: seventeen-letters", "currency must be the name of a unit"),
         ("currency: {code: \"a\\nb\"}", "code must be the name of a unit"),
