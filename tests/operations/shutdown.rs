@@ -52,7 +52,8 @@ async fn health_reports_not_serving_while_calls_are_still_answered() {
 #[tokio::test]
 async fn calls_in_flight_are_finished() {
     let redis = RedisServer::start();
-    let server = Server::builder().store(&redis.url()).start();
+    // Long enough for a busy machine to close the port.
+    let server = Server::builder().store(&redis.url()).set("redis.timeout", "10s").start();
     let client = server.client().await;
     redis.freeze();
     let call = tokio::spawn(async move { client.check(request_for("example", &[("user", "x")])).await });
