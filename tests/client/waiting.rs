@@ -100,12 +100,14 @@ async fn a_turn_that_comes_too_late_is_denied_at_once() {
 #[tokio::test]
 async fn waiters_for_slots_get_those_that_any_process_releases() {
     let server = start("memory");
-    let (client, other) = (client(&server), client(&server));
+    let other = client(&server);
+    let client = client(&server);
     let held = client.acquire([descriptor! { "slots" => "x" }]).await.unwrap();
     let elsewhere = other.acquire([descriptor! { "slots" => "x" }]).await.unwrap();
     let order = Arc::new(Mutex::new(Vec::new()));
     let waiter = |number: usize| {
-        let (client, order) = (client.clone(), Arc::clone(&order));
+        let client = client.clone();
+        let order = Arc::clone(&order);
         tokio::spawn(async move {
             let permit = client.acquire([descriptor! { "slots" => "x" }]).max_wait(DEADLINE).await.unwrap();
             order.lock().unwrap().push(number);
@@ -163,7 +165,8 @@ async fn metrics_have_the_number_of_waiters_and_their_waits() {
     let waiter = |client: Client| {
         tokio::spawn(async move { client.acquire([descriptor! { "slots" => "x" }]).max_wait(DEADLINE).await })
     };
-    let (cancelled, waiting) = (waiter(client.clone()), waiter(client.clone()));
+    let cancelled = waiter(client.clone());
+    let waiting = waiter(client.clone());
     let waiters = async |number: f64| {
         let reached = async || (metric("sluicegate_client_waiters") == Some(number)).then_some(());
         wait_for_async("the number of waiters", reached).await;

@@ -78,7 +78,8 @@ pub(super) fn is_ahead(state: &State, now: Micros) -> bool {
 }
 
 impl DrainState {
-    /// Reads the level of a short fraction at `now`, where `full` is the time in which the fullest level drains; `None` for a new counter.
+    /// Reads the level with a short fraction at `now`, where `full` is the time in which the fullest level drains; `None` for a
+    /// new counter.
     pub(super) fn read(
         state: &State,
         now: Micros,

@@ -50,8 +50,9 @@ pub trait CounterProgram: Copy + Into<Program> {
         self.counts_denied()
     }
 
-    /// Returns the end of a lease that was taken at `counted`, and that is counted in `state`. If its holder dies, its hits are
-    /// not available until then. It is `counted` if the state
+    /// Returns the end of a lease that was taken at `counted`, and that is counted in `state`.
+    ///
+    /// If its holder dies, its hits are not available until then. The end is `counted` if the state
     /// does not count hits of that time. Only meaningful for the result of
     /// [`Limiter::leasing`](super::Limiter::leasing).
     fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {

@@ -1,6 +1,6 @@
 //! [`DenialResponse`]: the content of the response to a denied request, from the rule that denies it.
 
-use sluicegate_rules::DenialValues;
+use sluicegate_rules::{DenialValues, Measure};
 
 use super::{Status, Verdict};
 
@@ -41,8 +41,10 @@ impl Verdict {
         let limit = status.limit.as_ref();
         let limit_text = match (limit, &denial.currency) {
             (None, _) => String::new(),
-            (Some(limit), None) => format!("{} {}", limit.requests, limit.measure),
-            (Some(limit), Some(currency)) => format!("{} {}", currency.amount(limit.requests), limit.measure),
+            (Some(limit), Some(currency)) if matches!(limit.measure, Measure::Rate { .. }) => {
+                format!("{} {}", currency.amount(limit.requests), limit.measure)
+            }
+            (Some(limit), Some(_) | None) => format!("{} {}", limit.requests, limit.measure),
         };
         let values = DenialValues {
             limit: &limit_text,

@@ -4,7 +4,7 @@ use sluicegate_algorithm::{
     Action, Algorithm, CounterPart, Decision, Micros, Operation, Program, State, assignments::Assignments, forecast,
     penalty::Penalty,
 };
-use sluicegate_rules::{Currency, Entry, Limit, Rule};
+use sluicegate_rules::{Currency, Entry, Limit, Measure, Rule};
 use sluicegate_store::{Counter, Store, StoreError};
 use smallvec::{SmallVec, smallvec};
 
@@ -42,7 +42,7 @@ pub struct Inspection {
 pub struct CounterState {
     /// The limit that applies.
     pub limit: Limit,
-    /// The unit in which the rule displays hits.
+    /// The unit in which the rule displays hits; `None` for requests in flight.
     pub currency: Option<Currency>,
     /// The counter's name and store.
     pub counter: CounterLocation,
@@ -169,17 +169,12 @@ impl<S: Store> Engine<S> {
         let shares = Counter { name, program: shares.into(), ..stored };
         let (shares_state, _) = self.store.read(&shares, now).await?;
         let quotas = Assignments::assigned(&shares_state, at);
-        let state = CounterState {
-            limit: *applied.limit,
-            currency: applied.rule.and_then(|rule| rule.currency.as_deref()).cloned(),
-            counter,
-            decision,
-            quotas,
-            penalty,
-            at,
-            algorithm,
-            state,
+        let currency = match (applied.rule, applied.limit.measure()) {
+            (Some(rule), Measure::Rate { .. }) => rule.currency.as_deref().cloned(),
+            (Some(_), Measure::InFlight { .. }) | (None, _) => None,
         };
+        let state =
+            CounterState { limit: *applied.limit, currency, counter, decision, quotas, penalty, at, algorithm, state };
         match inspection.counter {
             None => inspection.counter = Some(state),
             Some(_) => inspection.others.push(state),

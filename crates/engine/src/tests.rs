@@ -744,6 +744,12 @@ descriptors:
     assert_eq!(message(&[0, 1]).as_deref(), Some("[]"), "the longest wait decides, and a hidden limit is not named");
     assert_eq!([message(&[2]), message(&[3])], [None, None]);
     assert_eq!(message(&[4]).as_deref(), Some("0.01 USD per day"));
+    set(&engine, &[("limit|api|paid=a", "{algorithm: concurrency, limit: 1, hold: 60s}")]);
+    assert_eq!(message(&[4]), None);
+    assert_eq!(message(&[4]).as_deref(), Some("1 in flight, each for at most 1m"), "slots are no money");
+    let entries = [Entry { key: "paid", value: "a" }];
+    let state = engine.inspect("api", &entries, 1, NOW).now_or_never().unwrap().unwrap().counter.unwrap();
+    assert_eq!(state.currency, None);
     assert_eq!(message(&[2, 0]).as_deref(), Some("free: 1 per hour (calls), wait 3600"), "the only one with a text");
     let denial = decide(&engine, &all[1..2]).denial_response().unwrap();
     assert_eq!((denial.status, denial.headers), (Some(402), Vec::new()));

@@ -40,7 +40,10 @@ impl fmt::Display for Amount<'_> {
         let whole = self.hits / hits_per_unit;
         let rest = self.hits % hits_per_unit;
         // 1,000,000 hits have 6 decimals, and so have 999,999 or 100,001.
-        let decimals = (hits_per_unit - 1).checked_ilog10().map_or(0, |digits| digits as usize + 1);
+        let decimals = match (hits_per_unit - 1).checked_ilog10() {
+            Some(digits) => digits as usize + 1,
+            None => 0,
+        };
         if decimals == 0 {
             return write!(f, "{whole} {code}");
         }

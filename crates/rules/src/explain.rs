@@ -63,7 +63,7 @@ impl RuleSet {
                 None => "",
             };
             let cost = match node.modifier {
-                Some(ModifierEntry::Cost) => self.explain_cost(node, entry.value),
+                Some(ModifierEntry::Cost) => self.explain_cost(node, entries, &path),
                 _ => String::new(),
             };
             lines.push(match modifier {
@@ -89,14 +89,18 @@ impl RuleSet {
         lines
     }
 
-    /// Returns the cost of a hit of the rule's first limit with costs.
-    fn explain_cost(&self, node: &Node, value: &str) -> String {
+    /// Returns the cost of a hit that the last entry selects, by the rule's first limit with costs.
+    fn explain_cost(&self, node: &Node, entries: &[Entry<'_>], path: &Path<'_>) -> String {
         let Some(rule) = self.rule_of(node) else {
             return String::new();
         };
+        let Some(Entry { value, .. }) = entries.last() else {
+            return String::new();
+        };
+        let rule = self.select_plan_rule(rule, entries.iter().copied(), path);
         let mut limits = std::iter::once(rule).chain(self.further_limits(rule));
         match limits.find_map(|rule| rule.cost_per_hit.as_ref()) {
-            Some(cost) if cost.values.contains_key(value) => format!(": {}", cost.of(Some(value))),
+            Some(cost) if cost.values.contains_key(*value) => format!(": {}", cost.of(Some(value))),
             Some(cost) => format!(": {}, the default", cost.default),
             None => String::new(),
         }
@@ -147,12 +151,14 @@ fn duration(micros: Micros) -> humantime::FormattedDuration {
 }
 
 impl Limit {
-    /// Returns the limit as text, with an amount in the currency instead of hits.
+    /// Returns the limit as text, with an amount in the currency instead of hits. Requests in flight have none.
     #[must_use]
     pub fn text(&self, currency: Option<&Currency>) -> String {
-        match currency {
-            Some(currency) => format!("{} {}", currency.amount(self.requests()), LimitDetails(self)),
-            None => self.to_string(),
+        match (currency, self.measure()) {
+            (Some(currency), Measure::Rate { .. }) => {
+                format!("{} {}", currency.amount(self.requests()), LimitDetails(self))
+            }
+            (Some(_), Measure::InFlight { .. }) | (None, _) => self.to_string(),
         }
     }
 }
@@ -238,6 +244,30 @@ impl fmt::Display for Rule {
 mod tests {
     use super::*;
     use crate::{Options, SourceFile, compile};
+
+    #[test]
+    fn the_cost_of_a_hit_is_that_of_the_plan() {
+        let limit = |large| {
+            let cost = format!("cost_per_hit: {{key: model, values: {{large: {large}}}, default: 1}}");
+            format!("{{calls: {{unit: day, requests_per_unit: 9, currency: EUR, {cost}}}}}")
+        };
+        let text = format!(
+            "domain: d\nplans: {{default: free, limits: {{free: {}, gold: {}}}, entities: {{org: {{b: gold}}}}}}\n\
+             descriptors: [{{key: org, rate_limit: {{by_plan: calls}}}}]\n",
+            limit(2),
+            limit(3)
+        );
+        let file = SourceFile { name: "d.yaml".into(), text };
+        let (set, _) = compile(&[file], Options::default()).unwrap();
+        for (org, cost) in [("a", 2), ("b", 3)] {
+            let entries = [Entry { key: "org", value: org }, Entry { key: "model", value: "large" }];
+            let lines = set.explain("d", &entries);
+            assert!(
+                lines[2].starts_with(&format!("model=large, which selects the cost of a hit: {cost} (")),
+                "{lines:?}"
+            );
+        }
+    }
 
     #[test]
     fn explains_each_step_of_a_lookup_and_its_result() {

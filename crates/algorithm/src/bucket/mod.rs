@@ -131,7 +131,7 @@ impl Bucket {
 
     /// Creates a bucket with long fractions, of which no hit is delayed.
     ///
-    /// Returns `None` where [`Self::new`] does.
+    /// Returns `None` where [`Self::new`] does, and for more requests than [`MAX_NUMBER`]: sums of fractions are exact below.
     pub(super) fn large(requests: u64, window: Micros, max_hits: MaxHits, count_denied: bool) -> Option<Self> {
         Self::with_precision(Precision::Long, requests, window, max_hits, max_hits.ceiling(), count_denied)
     }
@@ -144,6 +144,9 @@ impl Bucket {
         immediate: u64,
         count_denied: bool,
     ) -> Option<Self> {
+        if requests > MAX_NUMBER {
+            return None;
+        }
         let rate = Rate::new(requests, window)?;
         let full = rate.duration_of(max_hits.ceiling());
         let fits = max_hits.limit() > 0 && full.ceil() <= MAX_PERIOD && window <= MAX_PERIOD;

@@ -1,7 +1,7 @@
 //! [`LargeBucket`]: a token bucket whose limit or burst exceeds 32 bits, such as a budget in millionths of a currency.
 //!
-//! It decides as a [`TokenBucket`](super::token_bucket::TokenBucket). A microsecond can have more than 2³² of its hits, so the
-//! fraction in its state has seven bytes instead of four, 19 in all. Leases do not support it.
+//! It decides as a [`TokenBucket`](super::token_bucket::TokenBucket). Its rate can divide a microsecond into more than
+//! 2³² parts, so the fraction in its state has seven bytes instead of four, 19 in all. Leases do not support it.
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
@@ -15,7 +15,8 @@ pub struct LargeBucket(Bucket);
 impl LargeBucket {
     /// Creates a bucket that allows `requests` per window in the long run, with bursts of `burst` hits.
     ///
-    /// Returns `None` if either is 0, or if the window or the time to restore a burst exceeds [`super::MAX_PERIOD`].
+    /// Returns `None` if either is 0, if there are more requests than [`super::MAX_NUMBER`], or if the window or the time to
+    /// restore a burst exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u64, window: Micros, burst: MaxHits, count_denied: bool) -> Option<Self> {
         Bucket::large(requests, window, burst, count_denied).map(Self)

@@ -72,5 +72,6 @@ fn rejects_invalid_parameters() {
     assert_eq!(new(1, day, 0), None);
     assert_eq!(new(1, day, MAX_NUMBER), None, "restoring the burst takes longer than 100 years");
     assert!(new(MAX_NUMBER, MAX_PERIOD, MAX_NUMBER).is_some());
+    assert_eq!(new(MAX_NUMBER + 1, MAX_PERIOD, MAX_NUMBER), None, "a peer can send more");
     assert_eq!(new(5_000_000_000, day, 5_000_000_000).unwrap().leasing(), None);
 }
