@@ -22,7 +22,8 @@ impl MaxHits {
         Self::soft(limit, 0)
     }
 
-    /// Creates a limit that allows `percent` percent more (rounded down), which are marked as above the soft limit.
+    /// Creates a limit that allows `percent` percent more hits (rounded down), which are marked as above the soft
+    /// limit.
     #[must_use]
     pub const fn soft(limit: u64, percent: u32) -> Self {
         let limit = if limit < Self::MAX { limit } else { Self::MAX };
@@ -35,7 +36,13 @@ impl MaxHits {
     /// Returns the same limit if an algorithm with short counts can hold it, or else the largest one that it can hold.
     #[must_use]
     pub(super) fn short(self) -> Self {
-        Self { limit: self.limit.min(Self::MAX_SHORT), ceiling: self.ceiling.min(Self::MAX_SHORT) }
+        self.at_most(Self::MAX_SHORT)
+    }
+
+    /// Returns the same limit with both numbers reduced to `max`, if they are larger.
+    #[must_use]
+    pub(super) fn at_most(self, max: u64) -> Self {
+        Self { limit: self.limit.min(max), ceiling: self.ceiling.min(max) }
     }
 
     /// Returns a percentage with which [`Self::soft`] makes the same ceiling; `None` if the limit is hard.

@@ -37,7 +37,7 @@ pub struct SlidingWindow {
     stored_width: DrainTime,
 }
 
-/// Maximum of a counter, above every limit.
+/// Maximum of a counter, and of every limit, so that a counter at its maximum denies all further hits.
 const MAX_COUNT: u64 = u32::MAX as u64;
 /// Length of the start and the duration of a counter in bytes.
 const HEADER_BYTES: usize = 12;
@@ -46,7 +46,7 @@ const COUNT_BYTES: usize = 4;
 
 /// The beginning of a state.
 struct Header {
-    /// Start of the counter that was current when the state was written.
+    /// Start of the counter that was current when the state was written, in microseconds since the Unix epoch.
     start: u64,
     /// Duration of one counter.
     width: DrainTime,
@@ -65,7 +65,7 @@ impl Header {
 /// The counters at an instant.
 #[derive(Clone, Debug)]
 struct WindowCounters {
-    /// Start of the current counter.
+    /// Start of the current counter, in microseconds since the Unix epoch.
     start: u64,
     /// Counts of `buckets + 1` counters, the current one first.
     counts: SmallVec<[u64; 8]>,
@@ -90,7 +90,7 @@ impl SlidingWindow {
         }
         // A window that cannot be divided evenly becomes longer by less than a microsecond per counter.
         let width = Micros::new(window.get().div_ceil(buckets.into()));
-        let max_hits = max_hits.short();
+        let max_hits = max_hits.at_most(MAX_COUNT);
         Some(Self { max_hits, bucket_width: width, buckets, edge, count_denied, stored_width: DrainTime::new(width) })
     }
 
@@ -157,7 +157,8 @@ impl SlidingWindow {
         }
     }
 
-    /// Returns the time from `at`, which is not before the current counter, until no more than `room` hits count.
+    /// Returns the time in microseconds from `at`, which is not before the current counter, until at most `room` hits
+    /// count.
     fn wait(&self, counters: &WindowCounters, at: u64, room: u64) -> u64 {
         let width = self.bucket_width.get();
         let elapsed = at - counters.start;
@@ -301,6 +302,10 @@ impl Limiter for SlidingWindow {
             return Err(InvalidLimit { keyword: "buckets", reason: "buckets must be from 1 to 256" });
         }
         let max_hits = spec.max_hits(spec.short_requests()?.into());
+        if max_hits.ceiling() > MAX_COUNT {
+            let reason = "a sliding_window, with the part above its soft limit, must be at most 4294967295";
+            return Err(InvalidLimit { keyword: "soft", reason });
+        }
         let edge = spec.edge.unwrap_or_default();
         let limiter = Self::new(max_hits, spec.window, buckets, edge, spec.counts_denied());
         Ok(limiter.ok_or(InvalidLimit::WINDOW)?.into())

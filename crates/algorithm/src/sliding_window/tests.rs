@@ -100,3 +100,16 @@ fn hits_expire_together_with_their_counter() {
     let has_expired = |now| limiter.has_expired(Micros::new(START + 30_000_000), Micros::new(START + now));
     assert_eq!([119_999_999, 120_000_000].map(has_expired), [false, true]);
 }
+
+/// A counter has 32 bits. A ceiling above its maximum would never be reached.
+#[test]
+fn a_soft_limit_is_at_most_the_maximum_of_a_counter() {
+    let minute = Micros::from_secs(60);
+    let limiter = SlidingWindow::new(MaxHits::soft(4_000_000_000, 10), minute, 1, WindowEdge::Strict, false).unwrap();
+    let mut state = State::default();
+    assert!(apply(&limiter, &mut state, Action::Take, MAX_COUNT, START).allowed);
+    assert!(!apply(&limiter, &mut state, Action::Take, 1, START).allowed);
+    let spec = LimitSpec { requests: 4_000_000_000, window: minute, soft: Some(10), ..LimitSpec::default() };
+    assert_eq!(SlidingWindow::build(&spec).unwrap_err().keyword, "soft");
+    assert!(SlidingWindow::build(&LimitSpec { soft: Some(7), ..spec }).is_ok());
+}
