@@ -96,6 +96,11 @@ impl<'a> Descriptor<'a> {
         Descriptor { entries, ..*self }
     }
 
+    #[cfg(feature = "tower")]
+    pub(crate) fn has_own_hits(&self) -> bool {
+        self.hits.is_some()
+    }
+
     pub(crate) fn owned(&self) -> Descriptor<'static> {
         let entries = self.entries().map(|(key, value)| (key.to_owned().into(), value.to_owned().into())).collect();
         Descriptor { entries, ..*self }
@@ -170,7 +175,7 @@ pub(crate) struct Sample {
 }
 
 impl Sample {
-    /// Returns the latency as sent in the protocol, at least 1: there 0 means unknown.
+    /// Returns the latency in microseconds, at least 1, because 0 means unknown in the protocol.
     fn latency_us(self) -> u64 {
         u64::try_from(self.latency.as_micros()).unwrap_or(u64::MAX).max(1)
     }
@@ -222,7 +227,8 @@ impl CheckRequest<'_> {
         identity.finish()
     }
 
-    /// Returns the shard key of the first descriptor, equal to the service's: `domain|user=alice`.
+    /// Returns the shard key of the first descriptor, equal to the service's: `domain|user=alice`. It contains the
+    /// entries with the keys in `shard_by`, or all entries if the descriptor has none of these.
     pub(crate) fn shard_key(&self, shard_by: &[String]) -> SmallVec<[u8; 64]> {
         let mut shard = Vec::with_capacity(64);
         sluicegate_placement::escape(&mut shard, &self.domain, sluicegate_placement::ESCAPED);

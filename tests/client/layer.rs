@@ -187,6 +187,22 @@ async fn a_cost_that_is_known_after_the_response_is_settled() {
 }
 
 #[tokio::test]
+async fn a_descriptor_with_its_own_hits_is_not_settled() {
+    let server = start();
+    let limiter = client(&server);
+    let both = |_: &http::request::Parts| {
+        vec![descriptor! { "tokens" => "alice" }, descriptor! { "tokens" => "calls" }.hits(1)]
+    };
+    let router = Router::new().route("/", get(async || (Extension(Cost(17)), "served")));
+    let mut service = RateLimitLayer::new(client(&server), both).hits(100).layer(router);
+    send(&mut service, "", "").await;
+    let remaining =
+        async |user: &'static str| limiter.check([descriptor! { "tokens" => user }.hits(0)]).await.remaining().unwrap();
+    wait_for_async("83 hits to be refunded", async || (remaining("alice").await == 983).then_some(())).await;
+    assert_eq!(remaining("calls").await, 999);
+}
+
+#[tokio::test]
 async fn without_the_service_requests_are_allowed_or_get_503() {
     let router = Router::new().route("/", get(async || "served"));
     let unavailable = || Client::builder("http://127.0.0.1:1").domain("d");

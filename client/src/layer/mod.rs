@@ -19,11 +19,12 @@
 //! least important requests while the host is overloaded.
 //!
 //! A denied HTTP request gets status 429, with `Retry-After` and a problem description as body (RFC 9457). The status
-//! is 503 if the request was denied because of overload, or because the rate limit service did not answer. A denied
-//! gRPC call gets `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with `google.rpc.RetryInfo`. [`RateLimitLayer`] adds the
-//! headers that the service sent to every response, or else `RateLimit-Policy` and `RateLimit`
-//! (draft-ietf-httpapi-ratelimit-headers-11). There, a limit without a name has the keys of its descriptor, separated
-//! by dots.
+//! is 503 if the request was denied because of overload, or because the rate limit service did not answer. A status or
+//! a message that the rule has for denials ([`Verdict::denial`]) replaces the status or the body. A denied gRPC call
+//! gets `RESOURCE_EXHAUSTED` or `UNAVAILABLE` with `google.rpc.RetryInfo`. [`RateLimitLayer`] adds the headers that
+//! the service sent to every response, or else `RateLimit-Policy` and `RateLimit`
+//! (draft-ietf-httpapi-ratelimit-headers-11). In these headers, a limit without a name has the keys of its descriptor,
+//! separated by dots.
 
 mod adaptive;
 mod class;
@@ -53,7 +54,7 @@ pub use self::{
 };
 use crate::{Client, Descriptor, Outcome, Verdict};
 
-/// Checks every request with the rate limit service before it reaches the inner service.
+/// Layer that checks every request with the rate limit service before the request reaches the inner service.
 ///
 /// Allowed requests continue, after the delay that a traffic-shaping limit may demand. Denied requests get the
 /// responses described in the [module](self) documentation. The W3C trace context (`traceparent`) of a request is
@@ -125,8 +126,8 @@ where
     }
 
     /// Sets the maximum time that a request waits until it is allowed, instead of being denied immediately
-    /// ([`Check::max_wait`](crate::Check::max_wait)). Zero, the default, does not wait. A shorter `grpc-timeout` of the request is
-    /// its maximum.
+    /// ([`Check::max_wait`](crate::Check::max_wait)). Zero, the default, does not wait. A shorter `grpc-timeout` of the
+    /// request replaces the maximum.
     #[must_use]
     pub fn max_wait(self, max_wait: Duration) -> Self {
         self.with(|shared| shared.max_wait = max_wait)
@@ -138,7 +139,7 @@ where
         self.with(|shared| shared.headers = headers)
     }
 
-    /// Changes a setting. The settings are not shared until the layer is cloned or used.
+    /// Changes a setting. This has no effect after the layer has been cloned or used.
     fn with(mut self, change: impl FnOnce(&mut Shared<F>)) -> Self {
         if let Some(shared) = Arc::get_mut(&mut self.shared) {
             change(shared);
@@ -303,20 +304,24 @@ impl Reservation {
         self.hits
     }
 
-    /// Refunds unused hits, or takes the hits beyond the reservation, as far as the limits have hits remaining.
+    /// Refunds unused hits, or takes the hits beyond the reservation from each limit that allows them. Descriptors with
+    /// their own [`Descriptor::hits`] keep these.
     pub async fn settle(self, cost: u64) {
         if cost == self.hits {
             return;
         }
-        let settled = self.descriptors.iter().map(|descriptor| {
+        let mut settled = Vec::new();
+        for descriptor in self.descriptors.iter().filter(|descriptor| !descriptor.has_own_hits()) {
             let descriptor = descriptor.borrowed();
-            if cost > self.hits {
+            settled.push(if cost > self.hits {
                 descriptor.hits(cost - self.hits)
             } else {
                 descriptor.hits(self.hits - cost).refund()
-            }
-        });
-        let _ = self.client.check(settled).await;
+            });
+        }
+        if !settled.is_empty() {
+            let _ = self.client.check(settled).await;
+        }
     }
 }
 

@@ -70,7 +70,7 @@ impl Status {
     /// Decodes a `sluicegate.v1.Status`: `allowed`, `limit`, `remaining`, `reset_us`, `retry_after_us`, `delay_us`,
     /// `soft`, `decider`, `denial_counts`, `grant`, `shed`, `elastic`, `override_kind`, `others`.
     ///
-    /// Other statuses have none themselves.
+    /// A status in `others` has no `others` of its own.
     fn read(&mut self, fields: Fields<'_>) -> Result<(), Malformed> {
         for field in fields {
             let (number, value) = field?;
@@ -103,7 +103,7 @@ impl Status {
         Ok(())
     }
 
-    /// Decodes a status without others, so that a hostile message cannot nest them.
+    /// Decodes a status of the field `others`. Ignores the `others` in it, so that a hostile message cannot nest them.
     fn read_other(fields: Fields<'_>) -> Result<Self, Malformed> {
         let mut status = Self::default();
         for field in fields {

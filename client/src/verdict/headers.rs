@@ -1,13 +1,14 @@
 //! Response headers computed from the statuses of a verdict, for services that send none.
 //!
 //! The headers are `RateLimit-Policy` and `RateLimit` of draft-ietf-httpapi-ratelimit-headers-11, and `Retry-After`.
-//! The quota of a policy is that of its window. The service also knows the burst of a limit, and sends that instead.
+//! The quota of a policy is the limit's number of requests per window. The service's own headers contain the burst of a
+//! limit instead, which the client does not receive.
 
 use std::{borrow::Cow, time::Duration};
 
 use sluicegate_wire::response_headers;
 
-use super::{Status, Verdict};
+use super::{Limit, Status, Verdict};
 use crate::Descriptor;
 
 /// Name of a limit without a name, if the keys of its descriptor are unknown.
@@ -38,14 +39,12 @@ impl Verdict {
         }
         let mut policies = String::new();
         for (index, status) in self.statuses.iter().enumerate() {
-            let Some(limit) = &status.limit else {
-                continue;
-            };
-            let seconds = limit.window.as_secs();
-            let window = if seconds > 0 { Some(seconds) } else { None };
-            let name = self.limit_name(index, descriptors);
-            let quota = limit.requests_per_unit.into();
-            response_headers::append_policy(&mut policies, &name, quota, window);
+            if let Some(limit) = &status.limit {
+                append_policy(&mut policies, &self.limit_name(index, descriptors), limit);
+            }
+            for limit in status.others.iter().filter_map(|other| other.limit.as_ref()) {
+                append_policy(&mut policies, limit.name.as_deref().unwrap_or(DEFAULT_NAME), limit);
+            }
         }
         let Status { remaining, retry_after, reset, .. } = self.statuses[tightest];
         let name = self.limit_name(tightest, descriptors);
@@ -54,7 +53,8 @@ impl Verdict {
         vec![(response_headers::POLICY_HEADER.into(), policies), (response_headers::LIMIT_HEADER.into(), limit)]
     }
 
-    /// Returns the name of the limit of a status, or else the keys of its descriptor, separated by dots.
+    /// Returns the name of the limit of a status, or else the keys of its descriptor, separated by dots. Without the
+    /// descriptor, the name is [`DEFAULT_NAME`].
     pub(crate) fn limit_name(&self, index: usize, descriptors: &[Descriptor<'_>]) -> Cow<'_, str> {
         let limit = self.statuses.get(index).and_then(|status| status.limit.as_ref());
         if let Some(name) = limit.and_then(|limit| limit.name.as_deref()) {
@@ -67,12 +67,18 @@ impl Verdict {
     }
 }
 
+fn append_policy(policies: &mut String, name: &str, limit: &Limit) {
+    let seconds = limit.window.as_secs();
+    let window = if seconds > 0 { Some(seconds) } else { None };
+    response_headers::append_policy(policies, name, limit.requests_per_unit.into(), window);
+}
+
 /// Returns the time in whole seconds, rounded up.
 pub(crate) fn ceil_seconds(time: Duration) -> u64 {
     time.as_secs() + u64::from(time.subsec_nanos() > 0)
 }
 
-/// Returns the value of `Retry-After`: whole seconds, rounded up. 0 would invite an immediate retry.
+/// Returns the value of `Retry-After`: whole seconds, rounded up, at least 1. 0 would invite an immediate retry.
 pub(crate) fn retry_after_seconds(retry_after: Duration) -> u64 {
     ceil_seconds(retry_after).max(1)
 }
@@ -80,7 +86,7 @@ pub(crate) fn retry_after_seconds(retry_after: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DecidedBy, Limit, descriptor};
+    use crate::{DecidedBy, descriptor};
 
     fn limited(remaining: u64, name: Option<&str>, window: u64) -> Status {
         let window = Duration::from_secs(window);
@@ -107,6 +113,18 @@ mod tests {
         let expected =
             [("RateLimit-Policy", r#""few";q=9;w=60"#), ("RateLimit", r#""few";r=0;t=1"#), ("Retry-After", "1")];
         assert_eq!(headers(&denied), expected);
+    }
+
+    #[test]
+    fn all_limits_of_a_rule_are_policies_and_determine_the_verdict() {
+        let second =
+            Status { remaining: 1, delay: Duration::from_millis(30), soft: true, ..limited(1, Some("second"), 1) };
+        let day = Status { others: vec![second], ..limited(5, Some("day"), 86_400) };
+        let allowed = verdict(true, vec![day]);
+        let policies = r#""day";q=9;w=86400, "second";q=9;w=1"#;
+        assert_eq!(headers(&allowed)[0], ("RateLimit-Policy", policies));
+        assert_eq!((allowed.remaining(), allowed.delay()), (Some(1), Duration::from_millis(30)));
+        assert!(allowed.soft());
     }
 
     #[test]

@@ -21,12 +21,13 @@ pub(crate) use self::headers::retry_after_seconds;
 pub enum DecidedBy {
     /// The service.
     Server,
-    /// The client's deny cache: the service denied an equal request before, and its retry-after has not passed. Also a
-    /// caller with [`Check::max_wait`](crate::Check::max_wait) whose turn does not come in time.
+    /// The client's deny cache: the service denied an equal request before, and the denial is still valid. Also the
+    /// source of a denial if the turn of a waiter ([`Check::max_wait`](crate::Check::max_wait)) cannot come in time.
     DenyCache,
     /// A grant: hits that the client received in advance.
     Grant,
-    /// The client itself, by [`Builder::on_error`](crate::Builder::on_error), because the service did not answer.
+    /// The client itself, by [`Builder::on_error`](crate::Builder::on_error), because the service did not decide in
+    /// time.
     Fallback,
 }
 
@@ -69,12 +70,13 @@ pub struct Verdict {
     pub(crate) denial: Option<Box<Denial>>,
 }
 
-/// Status and message of the rule that denies a request. Its headers are among those of the verdict, with the type of the
-/// message in `content-type`.
+/// Status and message of the rule that denies a request. The rule's headers are in [`Verdict::headers`], with the type
+/// of the message in `content-type`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Denial {
-    /// HTTP status; `None` for 429, or 503 if the denial is shed.
+    /// HTTP status of the rule. `None` if the rule has none: the status is 429, or 503 if the denial is shed. Always
+    /// `None` with Envoy's protocol, which does not contain the status.
     pub status: Option<u16>,
     /// Body of the response; empty if the rule has none.
     pub message: String,
@@ -104,8 +106,9 @@ pub struct Status {
     pub shed: bool,
     /// Whether the service's counters were unavailable, so that the rule's `on_error` decided.
     pub fallback: bool,
-    /// Statuses by the other limits of a rule with several, in no particular order. This status is that of the limit that
-    /// denies with the longest wait, or else of the one of which the smallest part remains. Set with `sluicegate.v1` only.
+    /// Statuses by the other limits of a rule with several limits, in no particular order. The status itself is that of
+    /// the limit that denies with the longest retry-after. If none denies, it is that of the limit of which the
+    /// smallest part remains. Set with `sluicegate.v1` only.
     pub others: Vec<Status>,
     /// Whether an override of the service applied to the descriptor.
     pub(crate) overridden: bool,
@@ -120,8 +123,8 @@ pub struct Status {
 /// Limit that applied: [`requests_per_unit`](Self::requests_per_unit) requests per [`window`](Self::window).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limit {
-    /// Number of requests per window, at most 4,294,967,295 even if there are more. For a concurrency limit (with a `window`
-    /// of zero): requests in flight.
+    /// Number of requests per window; a larger number than 4,294,967,295 is reduced to it. For a concurrency limit
+    /// (with a `window` of zero): requests in flight.
     pub requests_per_unit: u32,
     /// Length of the window. A month counts as 30 days and a year as 365 days.
     pub window: Duration,
@@ -135,8 +138,8 @@ pub enum Failure {
     /// No answer within the timeout. The hits may have been counted.
     #[error("rate limit service did not answer within {0:?}")]
     Timeout(Duration),
-    /// No endpoint is available: the circuit breakers of all endpoints are open, or there are no endpoints. The check
-    /// was not sent.
+    /// No endpoint is available: the circuit breakers of all endpoints are open, there are no endpoints, or the service
+    /// closed the streams of both attempts. The check was not executed.
     #[error("no rate limit service endpoint available")]
     Unreachable,
     /// Too many checks are waiting to be sent. The check was not sent.
@@ -249,21 +252,21 @@ impl Verdict {
     /// Returns the smallest number of hits that any limit would still allow, or `None` if no limit applied.
     #[must_use]
     pub fn remaining(&self) -> Option<u64> {
-        self.statuses.iter().filter(|status| status.limit.is_some()).map(|status| status.remaining).min()
+        self.limits().filter(|status| status.limit.is_some()).map(|status| status.remaining).min()
     }
 
     /// Returns the longest retry-after of all denied statuses: the time until all of these limits would allow the
     /// request. Returns `None` if no status is denied, or if no time is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
-        self.statuses.iter().filter(|status| !status.allowed).filter_map(|status| status.retry_after).max()
+        self.limits().filter(|status| !status.allowed).filter_map(|status| status.retry_after).max()
     }
 
     /// Returns how long an allowed request must wait before it continues: the longest delay of all limits that shape
     /// traffic.
     #[must_use]
     pub fn delay(&self) -> Duration {
-        self.statuses.iter().filter(|status| status.allowed).map(|status| status.delay).max().unwrap_or_default()
+        self.limits().filter(|status| status.allowed).map(|status| status.delay).max().unwrap_or_default()
     }
 
     /// Returns `true` if the request is denied only because of overload that the caller did not cause. The HTTP status
@@ -277,7 +280,12 @@ impl Verdict {
     /// Returns `true` if the request is allowed only because a limit is soft.
     #[must_use]
     pub fn soft(&self) -> bool {
-        self.statuses.iter().any(|status| status.soft)
+        self.limits().any(|status| status.soft)
+    }
+
+    /// Returns the status of each limit, also of several limits of one rule.
+    fn limits(&self) -> impl Iterator<Item = &Status> {
+        self.statuses.iter().flat_map(|status| std::iter::once(status).chain(&status.others))
     }
 }
 
