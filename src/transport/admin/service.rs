@@ -47,7 +47,7 @@ const MAX_LISTED_NAMES: usize = 3;
 /// Maximum number of planned overrides in a response about targets or about a descriptor.
 const MAX_PLANNED: usize = 100;
 
-/// Implements the methods of the admin API.
+/// Implementation of the methods of the admin API.
 pub(super) struct Service {
     admin: Admin,
     started: Instant,
@@ -74,7 +74,7 @@ impl Service {
         Self { admin, started: Instant::now(), offer, stopping, building }
     }
 
-    /// Builds a response that can be large on another thread, so that it does not block the control runtime.
+    /// Builds, on another thread, a response that can be large, so that it does not block the control runtime.
     ///
     /// # Errors
     ///
@@ -131,7 +131,7 @@ impl Service {
         switches
     }
 
-    /// Returns planned overrides of the targets of a change, without those that it has set.
+    /// Returns the planned overrides of the targets of a change, except those that the change itself has set.
     fn planned_for(&self, applied: &AppliedChange) -> Vec<api::Override> {
         let snapshot = self.admin.in_force.snapshot().load();
         let mut planned = Vec::new();
@@ -610,7 +610,8 @@ fn list_page(snapshot: &Snapshot, prefix: &str, page_token: &str, size: usize) -
     OverridePage { overrides, next_page_token }
 }
 
-/// Returns whether the text of a target begins with a prefix, or that of a planned one without its beginning.
+/// Returns whether the text of a target begins with a prefix. In the text of a planned override, the prefix can also
+/// follow the time at which the override begins.
 fn has_prefix(name: &str, prefix: &str) -> bool {
     if name.starts_with(prefix) {
         return true;
@@ -730,11 +731,12 @@ fn override_changes(applied: AppliedChange, origin: Origin) -> Vec<api::Override
 }
 
 fn read_descriptor(descriptor: Option<api::Descriptor>) -> Result<(String, Vec<(String, String)>), Status> {
-    let target = descriptor.map(|limit| api::Target { target: Some(api::target::Target::Limit(limit)) });
-    let target = read_target(target)?;
+    let missing = || Status::invalid_argument("a descriptor needs a domain and entries");
+    let limit = descriptor.ok_or_else(missing)?;
+    let target = read_target(Some(api::Target { target: Some(api::target::Target::Limit(limit)) }))?;
     target.check().map_err(|error| Status::invalid_argument(error.to_string()))?;
     let Target::Limit { domain, entries } = target else {
-        return Err(Status::invalid_argument("a descriptor needs a domain and entries"));
+        return Err(missing());
     };
     Ok((domain, entries))
 }

@@ -10,23 +10,24 @@ use crate::algorithm::Micros;
 
 /// Maximum time of a copy. Other copies, and the join of this instance, wait for it.
 const COPY_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum difference of two clocks with which a copied state has its meaning. States contain times.
+/// Maximum difference of two clocks at which counters are copied, because their states contain times.
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(30);
 
 /// The result of a copy.
 #[derive(Default)]
 struct Copied {
-    /// The positions of the instance, for each origin.
+    /// The positions that the copy contains: the epoch of each instance, and the number of its last increment.
     positions: Vec<(u64, u64)>,
     counters: usize,
-    /// Whether the clock of the instance is right, unless no page has arrived.
+    /// Whether the clock of the instance differs by at most [`MAX_CLOCK_DIFFERENCE`]; `None` before the first page.
     is_same_clock: Option<bool>,
     /// Whether all pages were received.
     is_complete: bool,
 }
 
 impl Follower {
-    /// Copies the counters of the instance, unless a copy of another one has brought a position in the meantime.
+    /// Copies the counters of the instance with the epoch `origin`, unless a copy from another instance has set a
+    /// position for this epoch in the meantime.
     pub(super) async fn copy(&mut self, calls: &mut Calls, origin: u64) -> Result<(), FollowError> {
         let position = self.context.peers.position(origin);
         let context = std::sync::Arc::clone(&self.context);
@@ -37,7 +38,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Returns whether the copy is complete.
+    /// Copies the counters of the instance. Returns whether the copy is complete.
     pub(super) async fn copy_counters(&mut self, calls: &mut Calls, origin: u64) -> Result<bool, FollowError> {
         let mut copied = Copied::default();
         let receiving = self.receive_copy(calls, &mut copied);
@@ -64,7 +65,7 @@ impl Follower {
             Some(true) | None => tracing::warn!(
                 peer = %self.address,
                 counters,
-                "received only a part of a peer's counters within 10 s; copying from another peer"
+                "received only a part of a peer's counters; copying from another peer"
             ),
         }
         Ok(is_complete)
