@@ -4,13 +4,14 @@ use std::ffi::{c_int, c_long};
 
 /// Time after which freed pages return to the operating system, in milliseconds.
 ///
-/// With mimalloc's default of a second, callers that begin large messages and lose them to others make the process hold
-/// three times the memory that is in use.
+/// With mimalloc's default of a second, callers whose unfinished large messages are evicted make the process hold three
+/// times the memory that is in use.
 const PURGE_DELAY_MILLIS: c_long = 10;
-/// The number of the option, which the bindings do not name. It precedes `mi_option_use_numa_nodes` in `mimalloc.h`.
+/// Number of mimalloc's option for this time. The bindings do not name it; in `mimalloc.h` it precedes
+/// `mi_option_use_numa_nodes`.
 const PURGE_DELAY: c_int = libmimalloc_sys::mi_option_use_numa_nodes - 1;
 
-/// Makes mimalloc return freed pages soon. To be called before other threads start.
+/// Makes mimalloc return freed pages after [`PURGE_DELAY_MILLIS`]. To be called before other threads start.
 ///
 /// The call is sound: `mi_option_set` stores a number, and ignores options that it does not know. It is not to be called
 /// by two threads at the same time.

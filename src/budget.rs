@@ -37,12 +37,12 @@ struct Inner {
     log_eviction: LogThrottle,
 }
 
-/// Which reservation is evicted.
+/// The rule that selects the reservation to evict.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Victim {
-    /// The one that began first.
+    /// The reservation that began first.
     Oldest,
-    /// The first one of the share that has reserved most.
+    /// The reservation that began first in the share with the most reserved bytes.
     OldestOfLargestShare,
 }
 
@@ -57,7 +57,7 @@ struct State {
     evicted: Option<u64>,
 }
 
-/// The part of a reservation that its budgets know.
+/// The part of a reservation to which its budgets refer.
 struct Holder {
     is_evicted: AtomicBool,
     task: AtomicWaker,
@@ -81,7 +81,7 @@ impl Budget {
         Self::with_whole(name, max_bytes, victim, None)
     }
 
-    /// Creates a budget of at most `max_bytes` of this one.
+    /// Creates a share of this budget: at most `max_bytes`, which count in the share and in this budget.
     pub(crate) fn share(&self, name: &'static str, max_bytes: usize) -> Self {
         Self::with_whole(name, max_bytes, Victim::Oldest, Some(self.clone()))
     }
@@ -125,13 +125,13 @@ impl Budget {
         self.0.state.lock()
     }
 
-    /// Returns this budget, its whole, the whole of that, and so on.
+    /// Returns this budget, then the budget of which it is a share, and so on.
     fn chain(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |budget| budget.0.whole.as_ref())
     }
 
-    /// Takes bytes here. Without enough of them, evicts another reservation than `order`, and wakes `waker` when bytes are
-    /// returned.
+    /// Takes bytes of this budget for the reservation `order`, and returns whether it had enough. If it had not, evicts
+    /// another reservation, and wakes `waker` when bytes are returned.
     fn take(&self, bytes: usize, order: u64, holder: &Arc<Holder>, waker: &Waker) -> bool {
         let mut state = self.state();
         if state.used_bytes + bytes <= self.0.max_bytes {
@@ -192,7 +192,8 @@ impl Budget {
         }
     }
 
-    /// Returns bytes here, and wakes the tasks that wait for them.
+    /// Returns bytes to this budget, and wakes the oldest reservation that waits. `finished` is a reservation without
+    /// remaining bytes.
     fn give_back(&self, bytes: usize, finished: Option<u64>) {
         let mut state = self.state();
         state.used_bytes -= bytes;

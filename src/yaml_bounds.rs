@@ -23,7 +23,8 @@ pub(crate) enum YamlTooLarge {
     Copies,
 }
 
-/// Checks the nesting and the aliases of a YAML text. Accepts a text with syntax errors, which its reader describes.
+/// Checks the nesting and the aliases of a YAML text. Accepts a text with syntax errors, which the crate `config`
+/// reports.
 ///
 /// # Errors
 ///

@@ -148,7 +148,9 @@ impl Drop for Slot {
     }
 }
 
-/// Returns the wall-clock time. All processes that share an upstream must measure its baseline at the same time.
+/// Returns the wall-clock time in microseconds since the Unix epoch.
+///
+/// All processes that share an upstream must measure the upstream's latency without load at the same time.
 #[allow(clippy::disallowed_methods, reason = "processes share no other clock")]
 fn wall_clock_us() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();

@@ -27,7 +27,7 @@ use crate::{
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
     /// Invalid endpoint address, or an error returned by the closure of [`Builder::configure`].
-    #[error("invalid endpoint address {address:?}")]
+    #[error("invalid address or connection settings of endpoint {address:?}")]
     Address {
         /// The address as it was passed to the builder.
         address: String,
@@ -253,8 +253,8 @@ impl Builder {
         Ok(Client { inner })
     }
 
-    /// Builds a client that `service` answers, without a network. Addresses and settings of connections have no effect,
-    /// and the deny cache and grants are disabled, so that the service receives every check.
+    /// Builds a client whose checks are answered by `service`, without a network. Addresses and connection settings
+    /// have no effect. The deny cache and grants are disabled, so that `service` receives every check.
     ///
     /// [`Client::report_utilization`] and [`Client::utilization`] return [`Failure::Unreachable`](crate::Failure).
     #[cfg(feature = "test-util")]

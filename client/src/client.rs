@@ -1,5 +1,5 @@
-//! [`Client`] and [`Check`]: a check is answered from grants, from the deny cache, by one or two endpoints, or by the
-//! fallback.
+//! [`Client`] and [`Check`]: a check is answered from grants, from the deny cache, by an endpoint (of which at most two
+//! are called), or by the fallback.
 
 use std::{
     borrow::Cow,
@@ -79,7 +79,8 @@ impl std::fmt::Debug for Client {
 }
 
 impl Client {
-    /// Checks a request against the limits of `descriptors`, and takes its hits if all of them allow it.
+    /// Checks a request against the limits of `descriptors`, and takes its hits from each limit that allows it. In
+    /// domains with `charge: all`, takes no hits if any limit denies the request.
     ///
     /// Nothing is sent until the returned [`Check`] is awaited. The result is always a [`Verdict`]: if no endpoint
     /// answers within [`Builder::timeout`](crate::Builder::timeout), [`Builder::on_error`](crate::Builder::on_error)
@@ -170,7 +171,7 @@ impl<'c> Check<'c> {
     ///
     /// - **When**: a denied request is checked again when its retry-after has passed. A denial is returned immediately if
     ///   its retry-after ends after the maximum wait, or if the request can never be allowed. A concurrency limit is
-    ///   asked repeatedly, in intervals from 20 ms to 1 s, because slots can be released at any time.
+    ///   checked repeatedly, at intervals from 10 ms to 1 s, because slots can be released at any time.
     /// - **Order**: the waiters of one client (with its clones) for the same domain and descriptors are served in the
     ///   order of their arrival, also if their costs differ: a small request waits behind a large one. Only as many of
     ///   them call the service as have a chance; usually that is the first one. Waiters of other processes, and checks
@@ -204,7 +205,7 @@ impl<'c> Check<'c> {
         self
     }
 
-    /// Returns the queue of the descriptors.
+    /// Returns the key of the wait queue of the descriptors.
     pub(crate) fn queue_key(&self, is_permit: bool) -> QueueKey {
         QueueKey { identities: self.request.identities().collect(), is_permit }
     }

@@ -2,8 +2,8 @@
 //!
 //! A denial is valid for the same descriptors and the same or a larger cost, until the first of its limits would allow
 //! the request again. It is cached for at most one second, in addition to the second in which an operator's override
-//! reaches all instances. Denials that the service made without its counters, and denials that can end at any time or
-//! count against the limit, are not cached.
+//! reaches all instances. Denials that the service made without its counters, denials with a rule's message, and
+//! denials that can end at any time or count against the limit are not cached.
 
 use std::{
     sync::atomic::{AtomicU32, Ordering::Relaxed},
@@ -26,7 +26,7 @@ const MAX_AGE: Duration = Duration::from_secs(1);
 /// Cache of denials, by domain and descriptors.
 pub(crate) struct DenyCache {
     denials: SetAssociativeCache<Denial>,
-    /// Number of refunds per counter. A denial from before a refund is invalid.
+    /// Refund counters. A denial is invalid after a refund that changes the counter of one of its descriptors.
     refunds: Box<[AtomicU32; REFUND_SLOTS]>,
 }
 

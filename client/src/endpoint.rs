@@ -175,7 +175,7 @@ fn is_connect_error(status: &Status) -> bool {
     false
 }
 
-/// Counts a check as in progress until it is dropped, also if it is cancelled.
+/// Guard that counts a check as in progress until the guard is dropped, also if the check is cancelled.
 struct InFlightGuard<'e>(&'e AtomicUsize);
 
 impl<'e> InFlightGuard<'e> {

@@ -133,7 +133,8 @@ impl Grants {
         !self.sends_feedback && self.count.load(Relaxed) == 0
     }
 
-    /// Takes the hits from the grants of all descriptors. Returns `None` if any descriptor has too few granted hits.
+    /// Takes the cost of each descriptor from its grants. Returns `None` and takes nothing if any descriptor has too
+    /// few granted hits, or peeks or refunds.
     pub(crate) fn spend(&self, request: &CheckRequest<'_>, identities: &Identities, now: Duration) -> Option<Verdict> {
         if !request.only_takes() || identities.is_empty() {
             return None;
@@ -166,7 +167,7 @@ impl Grants {
         None
     }
 
-    /// Puts hits back into the grant of a descriptor that expires at this time, if there still is one.
+    /// Puts hits back into the descriptor's grant with this expiry time, if there still is one.
     fn put_back(&self, identity: u128, cost: u64, expires_at: Duration) {
         let mut shard = self.shard(identity);
         let Some(entry) = shard.get_mut(&identity) else {

@@ -113,9 +113,9 @@ impl<'c> Acquire<'c> {
     /// wait.
     ///
     /// Slots that this client (with its clones) releases wake the waiter of the same descriptors that has waited longest.
-    /// Slots that other processes release are noticed by asking again, in intervals from 20 ms to 1 s. The rest is
-    /// described at [`Check::max_wait`](crate::Check::max_wait): order, limits that are not concurrency limits, failures
-    /// and the number of waiters.
+    /// Slots that other processes release are noticed by repeated checks, at intervals from 10 ms to 1 s.
+    /// [`Check::max_wait`](crate::Check::max_wait) describes the order, limits that are not concurrency limits,
+    /// failures and the number of waiters.
     ///
     /// A future that is dropped leaves the queue. If its call is in progress then, its slot is released in case it was
     /// taken.
@@ -139,7 +139,7 @@ impl<'c> Acquire<'c> {
         self
     }
 
-    /// Returns the queue of the descriptors without the holder, and their costs.
+    /// Returns the key of the wait queue of the descriptors without the holder, and their costs.
     fn queue_key(&self) -> (QueueKey, Costs) {
         let mut check = self.client.check(self.descriptors.iter().map(Descriptor::borrowed));
         if let Some(domain) = &self.domain {
@@ -161,7 +161,7 @@ impl<'c> Acquire<'c> {
         acquired
     }
 
-    /// Takes the slots, as soon as it is its turn if it waits.
+    /// Takes the slots. With a `place`, waits for the turn of this waiter first.
     async fn take(self, waited_for: Identities, place: Option<Place<'_>>) -> Result<Permit, Box<Verdict>> {
         let holder = format!("{:032x}", rand::random::<u128>());
         let with_holder =
@@ -296,7 +296,8 @@ impl Slot {
         }
     }
 
-    /// Releases the slot, repeatedly until the service confirms it. The holder id makes the release idempotent.
+    /// Releases the slot, with at most [`RELEASE_ATTEMPTS`] calls until the service confirms it. The holder id makes
+    /// the release idempotent.
     async fn release(&self, sample: Option<Sample>) {
         for attempt in 0..RELEASE_ATTEMPTS {
             if attempt > 0 {
@@ -352,8 +353,8 @@ impl Permit {
         &self.verdict
     }
 
-    /// Returns `true` if the slot expired and another holder has taken it, because the service could not be reached to
-    /// renew it.
+    /// Returns `true` if the service denied the last renewal, for instance because the slot expired while the service
+    /// was unavailable, and another holder has taken it.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         self.lost.load(Relaxed)

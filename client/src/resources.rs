@@ -27,7 +27,8 @@ pub struct Utilization {
 impl Client {
     /// Reports the utilization of a resource, from 0 to 1, and returns the combined utilization.
     ///
-    /// The report is valid for `ttl`, at most one hour. The next report of the same `reporter` replaces it.
+    /// The report is valid for `ttl`, which must be above zero and at most one hour. The next report of the same
+    /// `reporter` replaces it.
     ///
     /// # Errors
     ///

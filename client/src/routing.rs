@@ -15,8 +15,8 @@ use crate::{check_request::CheckRequest, endpoint::Endpoint};
 /// Distribution of checks among several endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// Consistent hashing of the first descriptor. All checks of a user go to the same endpoint, which makes its caches
-    /// most effective.
+    /// Consistent hashing of the first descriptor. All checks with the same first descriptor go to the same endpoint,
+    /// which makes its caches most effective.
     #[default]
     ByDescriptor,
     /// Consistent hashing of the named entries of the first descriptor, like the service's `shard_by`. All entries are

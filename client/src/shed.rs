@@ -24,11 +24,11 @@ use crate::Client;
 
 use crate::lock::lock;
 
-/// Interval at which the level is updated.
+/// Interval at which [`LoadShedder::level`] is updated.
 const TICK: Duration = Duration::from_secs(1);
-/// Number of measurements per tick.
+/// Number of measurements per [`TICK`].
 const POLLS_PER_TICK: u32 = 20;
-/// Lifetime of a report: a few ticks longer than until the next one.
+/// Lifetime of a report, long enough that the report stays valid if the next one fails.
 const REPORT_TTL: Duration = Duration::from_secs(5);
 
 /// Source of the utilization that a [`LoadShedder`] reacts to.
@@ -44,7 +44,7 @@ pub enum Signal {
     ReportedUtilization(Client, String),
 }
 
-/// Decides which requests to shed, by class and current load.
+/// Load shedder that decides by class and current load which requests to shed.
 ///
 /// A shedder is cheap to clone. All clones share one state.
 ///
@@ -76,7 +76,7 @@ struct Shared {
     report: Option<Report>,
     settings: Settings,
     in_flight: AtomicUsize,
-    /// Bits of the level as `f64`.
+    /// Bits of [`LoadShedder::level`] as `f64`.
     level: AtomicU64,
     /// Bits of the last measured utilization as `f64`.
     utilization: AtomicU64,
@@ -128,7 +128,7 @@ pub struct ClassCount {
     pub shedding_for: Option<Duration>,
 }
 
-/// Default classes, the most important first. They are Stripe's.
+/// Default classes, the most important first: those of Stripe's load shedder.
 pub const DEFAULT_CLASSES: [&str; 4] = ["critical", "post", "get", "test"];
 
 impl LoadShedder {

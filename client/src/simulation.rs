@@ -1,4 +1,4 @@
-//! [`GrantCache`]: the client's grants without its network, for the service's simulation in virtual time. Not part of
+//! [`GrantCache`]: a client's grants without network calls, for the service's simulation in virtual time. Not part of
 //! the API.
 
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::{
     verdict::{DecidedBy, GrantOffer, Status, Verdict},
 };
 
-/// Grants of one client.
+/// Grants of one client. Each key in the arguments stands for a descriptor with this key as its only entry.
 pub struct GrantCache(Grants);
 
 /// Feedback about one descriptor: the demand, and the id and used hits of a finished grant.
@@ -27,14 +27,15 @@ impl Default for GrantCache {
 }
 
 impl GrantCache {
-    /// Takes the hits from grants. Returns `true` if a check of these descriptors needs no call.
+    /// Takes `hits` from the grants of each descriptor. Returns `true` if the grants have enough hits, so that the
+    /// check needs no call.
     #[must_use]
     pub fn spend(&self, keys: &[&str], hits: u32, now: Duration) -> bool {
         let request = request(keys, hits);
         self.0.spend(&request, &request.identities().collect(), now).is_some()
     }
 
-    /// Returns the feedback to send with the call for each descriptor, or an empty list.
+    /// Returns the feedback about each descriptor to send with a check, or an empty list if there is nothing to report.
     #[must_use]
     pub fn feedback(&self, keys: &[&str], hits: u32, now: Duration) -> Vec<GrantFeedback> {
         let mut all = Vec::new();

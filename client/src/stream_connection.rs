@@ -36,7 +36,7 @@ use crate::{
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
 /// Maximum number of checks waiting to be sent. With more, responses would arrive too late to be useful.
 const MAX_QUEUED: usize = 16_384;
-/// Size in bytes at which a frame is complete. The service accepts frames up to 256 KiB by default.
+/// Size in bytes at which a frame is complete. The service accepts frames up to 4 MiB by default.
 const FRAME_BYTES: usize = 64 * 1024;
 /// Number of frames buffered for the connection.
 const MAX_BUFFERED_FRAMES: usize = 4;
@@ -56,7 +56,7 @@ pub(crate) enum StreamError {
     Rejected(Failure),
 }
 
-/// Verdicts are boxed, because a verdict is large and its result passes through many futures.
+/// Result of a check. The verdict is boxed, because it is large and the result passes through many futures.
 pub(crate) type CheckResult = Result<Box<Verdict>, StreamError>;
 
 /// Queue of checks and the task that sends them on a stream.

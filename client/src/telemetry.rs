@@ -79,7 +79,7 @@ mod metrics {
             }
         }
 
-        /// Counts a waiter until the result is dropped.
+        /// Counts a waiter in the metrics until the returned guard is dropped.
         pub(crate) fn waiter(&self) -> CountedWaiter<'_> {
             if let Some(instruments) = &self.instruments {
                 instruments.waiters.add(1, &[]);
@@ -88,14 +88,14 @@ mod metrics {
         }
     }
 
-    /// A waiter in the metrics. It is no longer counted once this is dropped.
+    /// Guard of a waiter, which is counted in the metrics until the guard is dropped.
     pub(crate) struct CountedWaiter<'t> {
         telemetry: &'t Telemetry,
         joined: Instant,
     }
 
     impl CountedWaiter<'_> {
-        /// Records the time until the verdict. That of a waiter that is dropped earlier is not recorded.
+        /// Records the time from the call of the waiter to its verdict. A waiter that is cancelled records no time.
         pub(crate) fn finish(self, allowed: bool) {
             if let Some(instruments) = &self.telemetry.instruments {
                 instruments.wait.record(self.joined.elapsed().as_secs_f64(), &[KeyValue::new("allowed", allowed)]);
@@ -122,7 +122,7 @@ impl Telemetry {
     }
 }
 
-/// A waiter, which is not counted without the feature.
+/// Guard of a waiter, which is not counted without the feature `opentelemetry`.
 #[cfg(not(feature = "opentelemetry"))]
 pub(crate) struct CountedWaiter;
 
@@ -132,7 +132,7 @@ impl CountedWaiter {
 }
 
 impl Telemetry {
-    /// Logs the first verdict of the service for which it has no rule: usually the domain or a key is misspelt.
+    /// Logs the first check of the client that no rule matches: usually its domain or a key is misspelt.
     ///
     /// Values are not logged, because they identify users.
     pub(crate) fn log_unmatched(&self, request: &CheckRequest<'_>, verdict: &Verdict) {
@@ -146,7 +146,7 @@ impl Telemetry {
             tracing::warn!(
                 domain = %request.domain,
                 keys = descriptors.join(", "),
-                "no rule of the rate limit service matches a check, so nothing limits it; further ones are not logged"
+                "no rate limit rule matches a check, so nothing limits it; further such checks are not logged"
             );
         }
         #[cfg(not(feature = "tracing"))]

@@ -15,7 +15,8 @@ use crate::{
     transport::cluster::Cluster,
 };
 
-/// Starts the exchange and copies the counters of another instance. Returns `None` if there are no `cluster.peers`.
+/// Starts the exchange of hits with other instances, and copies the counters of one of them. Returns `None` if there
+/// are no `cluster.peers`.
 ///
 /// Must run before the servers accept connections, so that no request is decided without the copied counters.
 pub(super) async fn start(

@@ -1,4 +1,4 @@
-//! Core dumps: the memory of the process contains tokens, passwords, and names of entities.
+//! Prevents core dumps, because the memory of the process contains tokens, passwords, and names of entities.
 
 use std::io;
 

@@ -24,7 +24,7 @@ pub(super) fn divide(settings: &mut Settings) {
             limit,
             configured,
             max,
-            "grpc.max_connections reduced to fit the limit of open files; raise it (ulimit -n, LimitNOFILE)"
+            "grpc.max_connections reduced to fit the limit of open files; raise that limit (ulimit -n, LimitNOFILE)"
         );
     }
 }

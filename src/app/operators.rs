@@ -25,7 +25,8 @@ pub(super) struct OperatorServices {
 }
 
 impl OperatorServices {
-    /// Loads the overrides and the promoted rules, so that they apply from the first decision on.
+    /// Creates the components, and loads the overrides and the promoted rules, so that both apply from the first
+    /// decision on.
     pub(super) async fn start(
         settings: &Settings,
         telemetry: &Telemetry,

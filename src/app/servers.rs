@@ -129,7 +129,7 @@ impl Servers {
         &self.reports
     }
 
-    /// Registers the metrics of connections, resources and quotas.
+    /// Registers the metrics of connections, stalls, pauses, resources and quotas.
     pub(super) fn observe(&self, meter: &dyn Meter) {
         self.grpc.observe(meter);
         self.stalls.observe(meter);
@@ -139,7 +139,7 @@ impl Servers {
         self.quotas.observe(meter);
     }
 
-    /// Accepts connections.
+    /// Starts to accept connections on all sockets.
     pub(super) fn serve(
         self,
         settings: &Settings,
@@ -242,7 +242,7 @@ async fn follow_rules(health: HealthReporter, in_force: Arc<RulesInForce>, leavi
     }
 }
 
-/// Sets the status of every service that the health check knows.
+/// Sets the health status of every name in [`HEALTH_NAMES`] for gRPC.
 pub(super) async fn set_health(health: &HealthReporter, status: ServingStatus) {
     for name in HEALTH_NAMES {
         health.set_service_status(name, status).await;

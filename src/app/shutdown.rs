@@ -23,10 +23,10 @@ use crate::{
 ///
 /// ## Leaving ⟶ Draining
 /// Connections are closed gracefully and no new ones are accepted. Calls in progress have `shutdown.grace` to finish.
-/// Then everything that was taken from Redis in advance is returned, and other instances receive the last hits.
+/// Then leases and pending hits are returned to the store, and other instances receive the last hits.
 ///
 /// ## Draining ⟶ Stopped
-/// A second signal skips the rest of the delay and the grace.
+/// A second signal skips the rest of these steps, also the return of leases and pending hits.
 pub(super) async fn stop_servers(
     servers: RunningServers,
     cluster: Option<&Cluster>,

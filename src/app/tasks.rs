@@ -17,7 +17,7 @@ pub(super) struct Task {
     name: &'static str,
     /// Time between two runs; `None` if the task waits for events, or takes its interval from the settings.
     interval: Option<Duration>,
-    /// The module that it belongs to.
+    /// The module that the task belongs to.
     owner: &'static str,
 }
 

@@ -30,7 +30,7 @@ fn loopback_if_unspecified(mut addr: SocketAddr) -> SocketAddr {
     addr
 }
 
-/// Returns the status code and reason, such as `200 OK`.
+/// Returns the status code and reason of `/healthcheck` at `addr`, such as `200 OK`.
 fn status(addr: SocketAddr) -> anyhow::Result<String> {
     let mut stream = TcpStream::connect_timeout(&addr, TIMEOUT)?;
     stream.set_read_timeout(Some(TIMEOUT))?;

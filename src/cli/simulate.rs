@@ -72,7 +72,7 @@ pub(super) struct SimulateArgs {
     json: bool,
 }
 
-/// Encoded requests, one after the other, and the end of each.
+/// Encoded requests, one after the other, and the byte offset at which each ends.
 #[derive(Default)]
 struct Batch {
     bytes: Vec<u8>,
@@ -89,7 +89,9 @@ impl Batch {
         let mut start = 0;
         for &end in &self.ends {
             let request = traffic::decode(&self.bytes[start..end]);
-            requests.push(request.context("the files do not contain recorded traffic")?);
+            requests.push(request.context(
+                "the files of --traffic do not contain recorded traffic; an access log needs --mapping FILE",
+            )?);
             start = end;
         }
         Ok(requests)

@@ -7,7 +7,8 @@ use clap::{
     error::{ContextKind, ContextValue},
 };
 
-/// Other words for commands. The commands that the group of the unknown one contains are suggested.
+/// Words that are no commands, each with the commands of the same meaning. Only commands of the group in which the word
+/// stands are suggested.
 const SYNONYMS: &[(&str, &[&str])] = &[
     ("disable", &["off"]),
     ("enable", &["enforce", "clear"]),
@@ -25,7 +26,7 @@ const SYNONYMS: &[(&str, &[&str])] = &[
     ("status", &["health"]),
 ];
 
-/// Adds the names of commands to the error about an unknown command, if no similar name was found.
+/// Adds the commands that [`SYNONYMS`] has for an unknown command to the error about it. They replace similar names.
 pub(super) fn add(mut error: Error, program: &Command, arguments: &[OsString]) -> Error {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidSubcommand) else {
         return error;

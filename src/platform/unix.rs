@@ -1,4 +1,4 @@
-//! Linux, macOS and other systems with POSIX functions.
+//! The functions of `platform` on Linux, macOS and other systems with POSIX functions.
 
 use std::{io, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Windows, on which the service serves on TCP, without the functions that need POSIX.
+//! The functions of `platform` on Windows. Those that need POSIX do nothing or return `None`.
 
 use std::{io, time::Duration};
 
@@ -19,7 +19,7 @@ pub(crate) fn interrupt() -> io::Result<Interrupt> {
     ctrl_c()
 }
 
-/// Returns `None`, because the standard library has no function for it.
+/// Returns `None`, because the standard library has no function for the CPU time of a process.
 pub(crate) fn process_cpu_time() -> Option<Duration> {
     None
 }

@@ -54,8 +54,8 @@ impl Pauses {
         if self.0.log.should_log() {
             tracing::warn!(
                 paused_ms = pause.as_millis(),
-                "the process was paused, for example by a CPU quota: all calls waited; answers that arrived meanwhile are \
-                 not late"
+                "the process was paused, for example by a CPU quota: all calls waited, and answers that arrived during \
+                 the pause are accepted"
             );
         }
     }

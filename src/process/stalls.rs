@@ -17,7 +17,7 @@ const WINDOW: Duration = Duration::from_secs(60);
 #[derive(Clone, Default)]
 pub struct Stalls(Arc<Mutex<Vec<(String, Watchdog)>>>);
 
-/// Measures the stalls of one thread.
+/// A watchdog of one thread, which measures its stalls.
 #[derive(Clone)]
 pub struct Watchdog(Arc<Mutex<State>>);
 
@@ -29,7 +29,7 @@ struct State {
 }
 
 impl Stalls {
-    /// Adds a thread with a runtime. Its watchdog must [run](Watchdog::run) there.
+    /// Adds a thread with a runtime, and returns its watchdog, which must [run](Watchdog::run) on this thread.
     #[must_use]
     pub fn add(&self, thread: &str) -> Watchdog {
         let watchdog = Watchdog::new(Instant::now());
@@ -73,7 +73,7 @@ impl Watchdog {
         state.last_beat = now;
     }
 
-    /// Returns the longest stall, also if it has not ended.
+    /// Returns the longest stall of this window and the one before, also if it has not ended.
     fn longest(&self, now: Instant) -> Duration {
         let mut state = self.state();
         state.advance(now);

@@ -24,8 +24,8 @@ pub enum AdminError {
     /// The overrides cannot be changed.
     #[error(transparent)]
     Change(#[from] ChangeError),
-    /// The store cannot return the counter.
-    #[error("the counter cannot be read")]
+    /// The store cannot delete the counter.
+    #[error("the counter cannot be reset")]
     Store(#[from] StoreError),
     /// The engine cannot decide: the store cannot be reached, or there are no rules.
     #[error(transparent)]
@@ -61,7 +61,8 @@ impl EntityUsage {
     }
 }
 
-/// The methods of the admin API, without their protocol. Must be used on the runtime to which the connections of `engine` belong.
+/// The methods of the admin API, without their protocol. Must be used on the runtime to which the connections of
+/// `engine` belong.
 #[derive(Clone)]
 pub struct Admin {
     /// The engine, which calls the store.
@@ -74,7 +75,7 @@ pub struct Admin {
     pub candidates: Arc<Candidates>,
     /// The decisions of the last hour.
     pub activity: Arc<Activity>,
-    /// Simulates changes.
+    /// The simulator of changes.
     pub simulator: Arc<Simulator>,
     /// The clock.
     pub clock: Clock,
@@ -83,9 +84,9 @@ pub struct Admin {
 /// The hits that a counter allows.
 #[derive(Clone, Copy)]
 struct Capacity {
-    /// Hits that it allows now.
+    /// Hits that the counter allows now.
     remaining: u64,
-    /// The most hits that it allows at the same time.
+    /// Maximum number of hits that the counter allows at once.
     burst: u64,
 }
 
@@ -153,7 +154,8 @@ impl Admin {
         Ok(Some(Capacity { remaining: counter.decision.remaining, burst }))
     }
 
-    /// Refunds the hits that `additive` promises after a change, and returns their number.
+    /// Refunds hits after a change, so that the counter allows the remaining hits of `before` and those by which the
+    /// limit was raised. Returns the number of refunded hits.
     async fn refund_difference(&self, target: &Target, before: Capacity) -> Result<u64, AdminError> {
         let Target::Limit { domain, entries } = target else {
             return Ok(0);
@@ -179,7 +181,8 @@ impl Admin {
         Ok(self.engine.inspect(domain, entries, hits, self.clock.now()).await?)
     }
 
-    /// Deletes the state of a descriptor's counter. Returns the counter's location and whether it had a state.
+    /// Deletes the counters and penalties of a descriptor. Returns the location of the first counter, and whether any
+    /// of them existed.
     ///
     /// # Errors
     ///
@@ -250,7 +253,7 @@ impl Admin {
         (usages, failed)
     }
 
-    /// Returns `None` if another rule applies to the entity now, or none.
+    /// Returns how much of the limit of `rule` an entity uses, or `None` if the rule does not apply to the entity.
     async fn usage_of(&self, target: &Target, rule: &Rule) -> Result<Option<EntityUsage>, AdminError> {
         let Target::Limit { domain, entries } = target else {
             return Ok(None);

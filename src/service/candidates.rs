@@ -101,7 +101,7 @@ struct State {
 }
 
 impl Candidates {
-    /// Creates an instance without candidate rules. `share` is the share of the traffic for rules in `directory`.
+    /// Creates the component, without candidate rules. `share` is the share of the traffic for rules in `directory`.
     #[must_use]
     pub fn new(
         overrides: Arc<OverrideSync>,

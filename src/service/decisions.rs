@@ -26,7 +26,7 @@ pub enum DecisionError {
     Undecided(#[source] DecideError),
 }
 
-/// The label that envoyproxy/ratelimit gives to the method.
+/// The label for the method `ShouldRateLimit` in the metrics of envoyproxy/ratelimit.
 const METHOD: [(&str, &str); 1] = [("grpc_method", "ShouldRateLimit")];
 
 /// Metrics of the decisions.
@@ -84,7 +84,7 @@ impl Metrics {
         let this = Arc::clone(self);
         meter.register(Instrument::counter(
             "ratelimit_service_total_requests",
-            "Number of requests decided",
+            "Number of requests for which a decision was made or attempted",
             move |observer| {
                 let labels = METHOD.map(|(name, value)| Label::new(name, value));
                 observer.observe(this.latency.count(), labels);

@@ -63,7 +63,7 @@ pub struct RulesInForce {
     statistics: Arc<Statistics>,
     resources: Arc<Resources>,
     rules: Arc<ArcSwap<Snapshot>>,
-    /// Locked while a snapshot is swapped.
+    /// Overrides, candidate rules, and promoted and pushed files. Locked while a snapshot is swapped.
     layers: Mutex<ActiveLayers>,
     status: Mutex<Status>,
     /// Whether rules have ever been loaded.

@@ -15,7 +15,7 @@ use crate::{
 const MAX_INSPECTED: usize = 300;
 /// Maximum number of entities that are returned.
 const MAX_FOUND: usize = 100;
-/// Maximum number of keys of rules with one level that are tried.
+/// Maximum number of first keys of rules that are tried as descriptors with one entry.
 const MAX_KEYS: usize = 300;
 /// Maximum number of ranked entities that are searched.
 const MAX_RANKED: usize = 10_000;
@@ -29,9 +29,9 @@ pub struct SearchedValue {
 /// Entities that may exist.
 #[derive(Default)]
 pub struct Candidates {
-    /// Those of overrides and rankings, which exist.
+    /// Entities of overrides and rankings, which exist.
     known: BTreeSet<Target>,
-    /// Those that the rules allow. They exist if they have a counter.
+    /// Entities that rules with one level match. They exist if their counter has hits, or if an override applies.
     possible: BTreeSet<Target>,
     is_incomplete: bool,
 }
@@ -48,9 +48,9 @@ pub struct FoundEntity {
 
 /// The entities that were found.
 pub struct FoundEntities {
-    /// In the order of their descriptors.
+    /// The entities, in the order of their descriptors.
     pub entities: Vec<FoundEntity>,
-    /// Whether there may be more.
+    /// Whether there may be more entities.
     pub is_incomplete: bool,
 }
 
@@ -123,7 +123,7 @@ impl Candidates {
 }
 
 impl Admin {
-    /// Returns the entities that may have a value. With a million overrides this takes long.
+    /// Returns the entities that may have the searched value. With a million overrides this takes long.
     #[must_use]
     pub fn candidates_for(&self, searched: &SearchedValue) -> Candidates {
         let snapshot = self.in_force.snapshot().load_full();
@@ -143,7 +143,7 @@ impl Admin {
         candidates
     }
 
-    /// Reads the counters of entities that may exist, and returns those that do.
+    /// Reads the counters of entities that may exist, and returns the entities that exist.
     pub async fn find_entities(&self, candidates: Candidates) -> FoundEntities {
         let Candidates { known, possible, mut is_incomplete } = candidates;
         let mut entities = Vec::new();

@@ -32,7 +32,7 @@ const BATCH_BYTES: usize = 1 << 20;
 /// Maximum number of requests. Bounds the memory for their entities.
 const MAX_REQUESTS: u64 = 2_000_000;
 
-/// Which requests to replay.
+/// The requests to replay.
 #[derive(Clone, Debug)]
 pub enum Traffic {
     /// The requests that this instance has recorded, compared with their decisions.
@@ -41,7 +41,7 @@ pub enum Traffic {
     AccessLog {
         /// The lines.
         log: String,
-        /// How fields become descriptors, in YAML.
+        /// The mapping from the fields of a line to descriptors, in YAML.
         mapping: String,
     },
 }
@@ -193,7 +193,7 @@ impl Simulator {
     }
 }
 
-/// Replays encoded requests in batches, until there have been too many or it takes too long.
+/// Encoded requests that are replayed in batches, until there were [`MAX_REQUESTS`] or [`MAX_TIME`] is over.
 struct Batches<'a> {
     replay: &'a mut Replay,
     bytes: Vec<u8>,
@@ -235,7 +235,7 @@ impl<'a> Batches<'a> {
     }
 }
 
-/// Replays recorded requests. Returns whether there are more.
+/// Replays recorded requests. Returns whether some may not have been replayed.
 fn replay_recorded(replay: &mut Replay, directory: PathBuf) -> Result<bool, TrafficError> {
     let mut reader = Reader::new(&[directory])?;
     let mut message = Vec::new();
@@ -252,7 +252,8 @@ fn replay_recorded(replay: &mut Replay, directory: PathBuf) -> Result<bool, Traf
     Ok(is_incomplete)
 }
 
-/// Replays the lines of an access log. Returns the number of invalid lines, and whether there are more lines.
+/// Replays the lines of an access log. Returns the number of invalid lines, and whether some lines may not have been
+/// replayed.
 fn replay_log(replay: &mut Replay, log: &str, mapping: &Mapping) -> (u64, bool) {
     let mut batches = Batches::new(replay);
     let mut invalid_lines = 0;

@@ -20,18 +20,19 @@ const BUCKET_BYTES: u64 = 800;
 const CACHED_DENIAL_BYTES: u64 = 360;
 const LEASE_BYTES: u64 = 500;
 const EVENTUAL_COUNTER_BYTES: u64 = 400;
-/// The entities that one thread ranks by requested hits and by denied requests, apart from their names: 500 in each of 5
-/// minutes, and 100 in each older window of an hour.
+/// Number of entities that one thread ranks by requested hits and by denied requests: 500 for each of the last 5
+/// minutes, and 100 for each of the 12 older windows, which are 5 minutes long.
 const RANKED_ENTITIES: u64 = 2 * (5 * 500 + 12 * 100);
 const RANKED_ENTITY_BYTES: u64 = 250;
-/// The names of these entities.
+/// Size of the names of the entities that one thread ranks.
 const RANKED_NAME_BYTES: u64 = 2 * (5 * 256_000 + 12 * 50_000);
-/// A series with a value of a caller: a tenth of a set of labels with all its counts.
+/// A series with values of callers in its labels: a tenth of the memory for one combination of values, which has ten
+/// series.
 const SERIES_BYTES: u64 = 190;
 /// The last hour of the console (18 MB), and the values that aliases copy in the text of one simulation.
 const CONSOLE_BYTES: u64 = 50 * MB;
-/// A gRPC connection with 64 KiB of data that belong to calls without memory, in buffers of twice this size. Measured:
-/// 19 KB for an idle one.
+/// A gRPC connection with 64 KiB of data of calls for which no memory is reserved, in buffers of twice this size.
+/// Measured: 19 KB for an idle connection.
 const GRPC_CONNECTION_BYTES: u64 = 150_000;
 /// Memory that a gRPC connection keeps for each call that was in progress at the same time. Measured: 620 bytes.
 const GRPC_CALL_BYTES: u64 = 800;

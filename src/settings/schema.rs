@@ -18,7 +18,7 @@ pub fn schema() -> Value {
     schema.to_value()
 }
 
-/// Rejects unknown settings, as [`Settings::load`] does.
+/// A transformation of the schema after which it rejects unknown settings, as [`Settings::load`] does.
 #[derive(Clone)]
 struct RejectUnknownSettings;
 

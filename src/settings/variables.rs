@@ -1,4 +1,4 @@
-//! Functions for both readers of environment variables.
+//! Functions that `opentelemetry` and `envoyproxy` share for reading environment variables.
 
 use http::Uri;
 use toml::{Table, Value};

@@ -23,7 +23,7 @@ const FLAGS: &str = "x-b3-flags";
 pub(super) enum CallerSpan {
     /// The headers contain no span. The decision can start a trace.
     None,
-    /// The headers contain no span, and B3's decision against a trace.
+    /// The headers contain no span, and a header of B3 forbids sampling.
     NotSampled,
     /// The span, with the caller's sampling decision.
     Remote(SpanContext),
@@ -89,7 +89,7 @@ fn read_multiple(headers: &dyn Extractor) -> Option<SpanContext> {
     Some(span_context(trace_id, span_id, is_sampled || is_debug(headers)))
 }
 
-/// Returns whether B3 headers without a span decide against a trace.
+/// Returns whether headers of B3 without a span forbid sampling.
 fn is_denied(headers: &dyn Extractor) -> bool {
     if headers.get(SINGLE) == Some("0") {
         return true;
@@ -118,7 +118,7 @@ fn parse_sampled(text: &str) -> Option<bool> {
     None
 }
 
-/// Parses a trace ID of 128 bits, or of 64 bits, which are then the lower ones.
+/// Parses a trace ID in hexadecimal digits: of 128 bits, or of 64 bits, which become the lower ones.
 fn parse_trace_id(text: &str) -> Option<TraceId> {
     if !matches!(text.len(), 16 | 32) {
         return None;
@@ -134,7 +134,7 @@ fn parse_span_id(text: &str) -> Option<SpanId> {
     Some(SpanId::from(id))
 }
 
-/// Parses digits and small letters as a number other than 0.
+/// Parses a hexadecimal number in lower case. Returns `None` for 0 and for other texts.
 fn parse_hex(text: &str) -> Option<u128> {
     if !text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f')) {
         return None;

@@ -81,8 +81,8 @@ impl LogSettings {
     }
 }
 
-/// Returns whether a text can be meant as a level of the log. One word is otherwise the name of a module, of which
-/// everything would be logged, and nothing of the others.
+/// Returns whether a text can be meant as `telemetry.log.level`. A single word other than a level or `sluicegate` is
+/// not: the filter would take it for a module, log everything of this module, and nothing of all others.
 fn is_level(text: &str) -> bool {
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
     let is_word = text.chars().all(|letter| letter.is_ascii_alphabetic());

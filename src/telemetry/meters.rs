@@ -14,7 +14,7 @@ use crate::metrics::{
     Callback, Histogram, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, Totals,
 };
 
-/// Maximum number of series of a statistic per rule.
+/// Maximum number of series of an instrument that has series for each rule.
 ///
 /// OpenTelemetry merges series above 2,000 per instrument into one. The higher limit does not apply to all instruments,
 /// because memory for this number of series is allocated immediately.
@@ -31,11 +31,12 @@ pub struct Meters {
 }
 
 impl Meters {
-    /// Creates the provider. Must be called inside a tokio runtime, for the connection to the collector.
+    /// Creates OpenTelemetry's provider of metrics. Must be called inside a tokio runtime, for the connection to the
+    /// OpenTelemetry collector.
     ///
     /// # Errors
     ///
-    /// Returns an error if a collector cannot be registered or if the settings of OTLP are invalid.
+    /// Returns an error if a metric cannot be registered or if the settings of OTLP are invalid.
     pub fn start(settings: &OtlpSettings, histograms: Vec<Arc<Histogram>>) -> Result<Self, TelemetryError> {
         let registry = Registry::new();
         let build = Opts::new("sluicegate_build_info", "Version of the running service; always 1")
@@ -91,7 +92,7 @@ impl Meters {
     }
 }
 
-/// Returns the stream of a statistic per rule, or `None` for other instruments.
+/// Returns the settings of an instrument that has series for each rule, or `None` for other instruments.
 fn rule_statistic(instrument: &sdk::Instrument) -> Option<Stream> {
     if !instrument.name().starts_with(RULE_STATISTICS) {
         return None;

@@ -36,7 +36,7 @@ pub struct Settings {
     /// Settings of the log on standard error.
     pub log: LogSettings,
     /// Maximum number of metric series that contain values of callers (`detailed_metric`, `value_to_metric`,
-    /// overrides): nine for each combination of values. Further hits are counted in the series `other`.
+    /// overrides): ten for each combination of values. Further hits are counted in the series `other`.
     pub max_dynamic_series: usize,
     /// Settings of the OpenTelemetry collector.
     pub otlp: OtlpSettings,

@@ -18,7 +18,8 @@ use crate::metrics::TraceId;
 pub struct Traces(Option<(SdkTracerProvider, SdkTracer)>);
 
 impl Traces {
-    /// Creates the provider. Must be called inside a tokio runtime, for the connection to the collector.
+    /// Creates the exporter, which exports nothing if the settings turn traces off. Must be called inside a tokio
+    /// runtime, for the connection to the collector.
     ///
     /// # Errors
     ///

@@ -15,7 +15,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-/// Headers of every response. No script, style or image may come from elsewhere, and no other page may embed these.
+/// Headers of every response: a page loads scripts, styles and images from this service only, and no page of another
+/// site may embed it.
 const HEADERS: [(&str, &str); 6] = [
     (
         "content-security-policy",
@@ -37,7 +38,8 @@ pub(super) fn authority(request: &Request) -> Option<Authority> {
     request.headers().get(HOST)?.to_str().ok()?.parse().ok()
 }
 
-/// Rejects requests that another site caused with status 403, except GET and HEAD of pages, and adds [`HEADERS`] to responses.
+/// Rejects with status 403 the requests that another site caused, except GET and HEAD of pages. Adds [`HEADERS`] to all
+/// responses.
 pub(super) async fn secure(request: Request, next: Next) -> Response {
     let mut response = if !is_page(&request) && is_cross_site(&request) {
         (StatusCode::FORBIDDEN, "requests of other sites are not allowed\n").into_response()

@@ -1,9 +1,9 @@
 //! [`Connections`]: the open connections of a listener, and the choice of the one that makes room for another.
 //!
 //! If the maximum number is open, a new connection replaces one: of the address that holds more than half of them, else
-//! of any address. A connection without calls in progress goes before others, one without authenticated callers before
-//! those with them, and then the least recently used one. A caller with many connections therefore locks out no other
-//! caller.
+//! of any address. A connection without authenticated callers goes before those with them, then one without calls in
+//! progress before those with calls, and then the least recently used one. A caller with many connections therefore
+//! locks out no other caller.
 
 use std::{
     cmp::Reverse,
@@ -39,14 +39,14 @@ pub(super) struct Connections {
 
 #[derive(Default)]
 struct State {
-    /// The last number of a connection.
+    /// The number of the connection that was opened last.
     last: u64,
     open: BTreeMap<u64, Arc<Entry>>,
     /// The number of connections of each source.
     sources: HashMap<IpAddr, usize>,
     /// The source that holds more than half of the maximum.
     large_source: Option<IpAddr>,
-    /// The connections that make room next, the first one last.
+    /// The connections that make room next, in reverse order.
     candidates: Vec<(Rank, u64)>,
     /// The source that the candidates have in common, if it holds more than half of the maximum.
     candidates_of: Option<IpAddr>,
@@ -258,7 +258,7 @@ impl Entry {
 // === impl OpenConnection ===
 
 impl OpenConnection {
-    /// Records the task that serves the connection.
+    /// Records the task that serves the connection. Closes others if more than the maximum are open.
     pub(super) fn set_task(&self, task: AbortHandle) {
         // Before it has a task, so that it does not make room itself.
         self.connections.evict_down_to(self.connections.max, &mut self.connections.state());

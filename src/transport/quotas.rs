@@ -41,7 +41,8 @@ use crate::{
 const MAX_MESSAGE_BYTES: usize = 4 * 1024 * 1024;
 /// Size in bytes above which a response is sent, and the next bucket begins another one.
 const RESPONSE_BYTES: usize = 64 * 1024;
-/// Size of a message in bytes above which it is decided while no other such message is, as its buckets need much memory.
+/// Size in bytes above which a message is large. Large messages are decided one at a time, because their buckets need
+/// much memory.
 const LARGE_MESSAGE_BYTES: usize = 64 * 1024;
 /// Maximum time since the last report, in seconds. Longer times, of callers that were disconnected, are shortened.
 const MAX_ELAPSED_SECS: i64 = 300;
@@ -54,7 +55,7 @@ const CALLER_HEADER: &str = "sluicegate-caller";
 /// A response with its prefix, or the status that ends a stream.
 type Outcome = Result<Bytes, RequestError>;
 
-/// Serves the streams on the runtime to which the store connection of its quotas belongs.
+/// The streams of quotas, served on the runtime to which the store connection of `quotas` belongs.
 #[derive(Clone)]
 pub struct QuotaService {
     quotas: Quotas,
@@ -221,7 +222,7 @@ pub(super) fn read(message: &[u8], limits: Limits) -> Result<(Cow<'_, str>, Vec<
     }
     let max = limits.max_text_bytes;
     if domain.len() > max {
-        return Err(RequestError::invalid(format!("the domain has more than {max} bytes")));
+        return Err(RequestError::invalid(format!("the domain exceeds grpc.limits.max_text_bytes ({max})")));
     }
     Ok((domain, usages))
 }
@@ -302,7 +303,7 @@ fn read_entries<'m>(
             match entries.iter().position(|former| former.0 == entry.0) {
                 Some(former) => entries[former] = entry,
                 None if entries.len() >= max => {
-                    return Err(RequestError::invalid(format!("a bucket_id has more than {max} entries")));
+                    return Err(RequestError::invalid(format!("a bucket_id exceeds grpc.limits.max_entries ({max})")));
                 }
                 None => entries.push(entry),
             }
@@ -324,7 +325,7 @@ fn read_entry(fields: Fields<'_>) -> Result<RawEntry<'_>, Malformed> {
     Ok(entry)
 }
 
-/// Returns `RateLimitQuotaResponse`s after their prefixes: `bucket_action`.
+/// Encodes actions as messages `RateLimitQuotaResponse` (`bucket_action`), each after its prefix.
 fn write(actions: &[BucketAction]) -> Vec<Bytes> {
     let mut responses = Vec::new();
     let mut data = Vec::new();
@@ -455,12 +456,15 @@ mod tests {
         let entries: Vec<_> = keys.iter().map(|key| (&**key, "v")).collect();
         let error = |message: &[u8]| read_owned(message).unwrap_err();
         let is_valid = |entries: &[(&str, &str)]| read_owned(&report(entries, 0)).is_ok();
-        assert_eq!(error(&report(&entries, 0)), RequestError::invalid("a bucket_id has more than 32 entries"));
+        assert_eq!(
+            error(&report(&entries, 0)),
+            RequestError::invalid("a bucket_id exceeds grpc.limits.max_entries (32)")
+        );
         assert!(is_valid(&entries[..32]));
         let long = "x".repeat(100_000);
         assert!(is_valid(&[("k", &long)]), "a value may have any length");
         let message = RateLimitQuotaUsageReports { domain: long, ..RateLimitQuotaUsageReports::default() };
-        assert_eq!(error(&message.encode_to_vec()).message, "the domain has more than 1024 bytes");
+        assert_eq!(error(&message.encode_to_vec()).message, "the domain exceeds grpc.limits.max_text_bytes (1024)");
         let elapsed = |seconds| read_owned(&report(&[("k", "v")], seconds)).unwrap().1[0].elapsed;
         assert_eq!([-1, 0, 300, i64::MAX].map(elapsed), [0, 0, 300, 300].map(Micros::from_secs));
     }

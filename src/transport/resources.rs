@@ -9,7 +9,8 @@ use crate::{
     service::{ResourceReports, resources::ResourceError},
 };
 
-/// Implements the service. Calls run on the runtime to which the store connection of the reports belongs.
+/// Implementation of `sluicegate.v1.ResourceService`. Calls run on the runtime to which the store connection of the
+/// reports belongs.
 pub struct ResourceService {
     reports: ResourceReports,
     runtime: Handle,

@@ -39,13 +39,13 @@ use super::{
 };
 use crate::{service::Decisions, telemetry::Traces};
 
-/// Path of the method that receives a hundred thousand calls per second.
+/// Path of `ShouldRateLimit`, which does not use tonic: it receives a hundred thousand calls per second.
 const SHOULD_RATE_LIMIT: &str = "/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit";
-/// Path of `Stream`, which does not use tonic either.
+/// Path of `Stream`, which does not use tonic.
 const STREAM: &str = "/sluicegate.v1.DecisionService/Stream";
-/// Path of `Batch`, which does not use tonic either.
+/// Path of `Batch`, which does not use tonic.
 const BATCH: &str = "/sluicegate.v1.DecisionService/Batch";
-/// Path of the method with quotas, which does not use tonic either.
+/// Path of `StreamRateLimitQuotas`, which does not use tonic.
 const STREAM_QUOTAS: &str = "/envoy.service.rate_limit_quota.v3.RateLimitQuotaService/StreamRateLimitQuotas";
 
 /// Beginnings of the paths of older versions of `ShouldRateLimit`, which are not served.

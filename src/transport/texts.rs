@@ -91,7 +91,7 @@ impl Kind {
     }
 }
 
-/// Returns an encoded `RateLimitRequest` with texts that can be decoded: nearly always the message itself.
+/// Returns an encoded `RateLimitRequest` with the texts that [`text_of`] returns: nearly always the message itself.
 ///
 /// # Errors
 ///

@@ -258,7 +258,7 @@ fn a_planned_override_that_makes_no_sense_is_rejected() {
         (&[from, "--until", from], "the end of the override must be after its beginning"),
         (&[from, "--until", "2026-11-22T04:00:00Z"], "the end of the override"),
         (&["tomorrow"], "the beginning is invalid"),
-        (&["2106-02-07T06:28:16Z"], "from must be before 2106-02-07T06:28:15Z"),
+        (&["2106-02-07T06:28:16Z"], "from must be at most 2106-02-07T06:28:15Z"),
         (&[from, "--additive"], "cannot be used with"),
         (&[from, "--if-version", "1"], "has version 0"),
     ] {

@@ -180,8 +180,8 @@ fn times_and_addresses_of_access_logs_have_many_forms_and_other_lines_are_counte
     for expected in [
         "1 line skipped: not UTF-8\n",
         "1 line skipped: not an access log entry in JSON\n",
-        "1 line skipped: without the field that `time` of the mapping names\n",
-        "2 lines skipped: with a time that is neither RFC 3339 nor",
+        "1 line skipped: the field that `time` of the mapping names is missing\n",
+        "2 lines skipped: the time is neither RFC 3339 nor",
     ] {
         assert!(warnings.contains(expected), "{expected}: {warnings}");
     }

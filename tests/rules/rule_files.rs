@@ -371,8 +371,7 @@ fn plans_are_checked_as_a_whole() {
         "{algorithm: concurrency, limit: 1, holder: id}"
     );
     assert!(
-        rejected(&[&same_entry])[0]
-            .ends_with("the entry \"id\" cannot be both the plan and the class or holder of a request")
+        rejected(&[&same_entry])[0].ends_with("the entry \"id\" cannot be both the plan and the class, holder or cost")
     );
     let with_unit = "domain: d\ndescriptors: [{key: k, rate_limit: {by_plan: calls, unit: day}}]";
     assert_eq!(

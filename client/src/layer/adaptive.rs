@@ -21,7 +21,7 @@ use crate::adaptive::AdaptiveLimit;
 /// Retry-after of shed requests. A queue of excess requests drains quickly.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// Limits the number of concurrent requests with an [`AdaptiveLimit`]. Excess requests get status 503.
+/// Layer that limits the number of concurrent requests with an [`AdaptiveLimit`]. Excess requests get status 503.
 ///
 /// Responses with status 429, 503 or 504 reduce the limit. The latency is the time until the response begins; the slot
 /// is held until the response body ends. Needs no rate limit service.

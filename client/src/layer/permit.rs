@@ -17,8 +17,8 @@ use tower_service::Service;
 use super::{LimitedBody, outcome, response};
 use crate::{Client, Descriptor, permit::DEFAULT_HOLDER_KEY};
 
-/// Holds a slot of concurrency limits for each request, until the body of its response has ended or its connection is
-/// closed.
+/// Layer that holds a slot of concurrency limits for each request, until the body of its response has ended or its
+/// connection is closed.
 ///
 /// Slots are acquired with [`Client::acquire`]. Denied requests get the responses described in the [module](super)
 /// documentation. Adaptive limits learn from the latency and the status of the responses.

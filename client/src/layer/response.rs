@@ -26,7 +26,7 @@ enum BodyKind<R> {
     Text(Bytes),
 }
 
-/// Permit or slot that is dropped when a body ends.
+/// Permit, slot or other guard that is dropped when a body ends.
 type Guard = Box<dyn Send + Sync>;
 
 impl<R> LimitedBody<R> {
@@ -179,8 +179,8 @@ pub(super) fn denied_response<R>(
     response
 }
 
-/// Gives the response the status and the message of the rule that denies the request. Without a message, the type of the
-/// problem description stays.
+/// Gives the response the status and the message of the rule that denies the request. Without a message, the body stays
+/// the problem description, and `content_type` is its type.
 fn apply_denial<R>(response: &mut Response<LimitedBody<R>>, denial: &Denial, content_type: Option<HeaderValue>) {
     if let Some(status) = denial.status.and_then(|status| StatusCode::from_u16(status).ok()) {
         *response.status_mut() = status;

@@ -23,7 +23,7 @@ use crate::shed::LoadShedder;
 /// Retry-after of shed requests. Shed classes are restored slowly, so an immediate retry is useless.
 const RETRY_AFTER: Duration = Duration::from_secs(10);
 
-/// Sheds the least important requests while the host is overloaded. Shed requests get status 503.
+/// Layer that sheds the least important requests while the host is overloaded. Shed requests get status 503.
 ///
 /// [`ClassRules`] determine the class of a request, and a [`LoadShedder`] decides which classes are shed.
 ///

@@ -6,8 +6,8 @@
 //! - While no limit has denied, the first [`MAX_CHECKING`] waiters check immediately.
 //! - A denial closes the queue: only the first waiter checks again, when the denial ends. All others wait, because a
 //!   waiter that checks earlier could overtake it.
-//! - An allowed check has the number of remaining hits. The next waiters for which these hits are enough check
-//!   immediately, so that a queue is not limited to one waiter per round trip.
+//! - The verdict of an allowed check contains the number of remaining hits. The next waiters for which these hits are
+//!   enough check immediately, so that a queue is not limited to one waiter per round trip.
 //!
 //! A denial of a concurrency limit can end at any time. The first waiter checks again after a pause that doubles, or when
 //! this client has released a slot.
@@ -34,11 +34,12 @@ use crate::{
 const MAX_CHECKING: usize = 64;
 /// Minimum pause before a waiter checks again.
 const MIN_PAUSE: Duration = Duration::from_millis(1);
-/// First pause before the next check of a concurrency limit. Each further pause is twice as long.
+/// First pause before the next check of a concurrency limit. Each further pause is twice as long. Each is reduced by a
+/// random part of up to a half.
 const FIRST_POLL: Duration = Duration::from_millis(20);
 /// Maximum pause before the next check of a concurrency limit.
 const MAX_POLL: Duration = Duration::from_secs(1);
-/// Replaces a maximum wait that the clock cannot represent.
+/// Wait that replaces a longer one that the clock cannot represent.
 const LONGEST_WAIT: Duration = Duration::from_secs(86_400 * 365);
 
 /// Costs of the descriptors of a request, in the same order.
@@ -77,16 +78,17 @@ struct Queue {
     denial: Option<Denial>,
     /// Whether hits or slots have become available since the first waiter began to check.
     is_woken: bool,
-    /// Pause before the last check of a concurrency limit.
+    /// Latest pause between checks of a concurrency limit, without its random reduction; zero after an allowed check.
     poll: Duration,
-    /// No waiter has an earlier deadline.
+    /// Lower bound of the deadlines of all waiters.
     earliest_deadline: Option<Instant>,
 }
 
 struct Waiter {
     costs: Costs,
     deadline: Instant,
-    /// Whether the remaining hits are enough for this waiter and all before it.
+    /// Whether this waiter may check before it is the first: no limit has denied, or the remaining hits are enough for
+    /// it and all before it.
     may_check: bool,
     wakeup: Arc<Notify>,
 }
@@ -99,11 +101,12 @@ struct Denial {
     check_at: Instant,
     /// Time before which the request is certainly denied.
     not_before: Instant,
-    /// Whether nothing has become available since this denial, as far as this client knows.
+    /// Whether the denial applies to the first waiter. `false` after a refund or a release by this client, or an
+    /// allowed check, or if the first waiter costs less than the denied one.
     is_current: bool,
 }
 
-/// Place of one waiter in its queue. Dropping it leaves the queue; hits of a check in progress may stay taken.
+/// Place of one waiter in its queue. Dropping it removes the waiter; hits of a check in progress may stay taken.
 pub(crate) struct Place<'q> {
     queues: &'q WaitQueues,
     key: QueueKey,
@@ -128,10 +131,10 @@ enum Step {
     SleepUntil(Instant),
 }
 
-/// Time after which a denied request is checked again.
+/// Times after which a denied request can be allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Retry {
-    /// Time in which the request is certainly denied.
+    /// Time for which the request is certainly denied.
     certain: Duration,
     /// Time until a slot ends, if a concurrency limit denies. Slots can be released before.
     slot_ends: Option<Duration>,
@@ -197,7 +200,8 @@ impl WaitQueues {
 }
 
 impl Table {
-    /// Removes a waiter, and lets the next ones check. `hits` remain after a check that was allowed.
+    /// Removes a waiter, and lets the next ones check. `hits` is the number of hits that remain if the waiter's request
+    /// was allowed, otherwise `None`.
     fn remove(&mut self, key: &QueueKey, ticket: u64, hits: Option<u64>) {
         let Some(queue) = self.queues.get_mut(key) else {
             return;
@@ -400,10 +404,10 @@ impl Denial {
 }
 
 impl Retry {
-    /// Returns `None` if the request will never be allowed, or if no time is known.
+    /// Computes the times from a denial. Returns `None` if the request will never be allowed, or if no time is known.
     ///
-    /// A limit with a window of zero is a concurrency limit. A permit has a holder, so a limit without numbers is
-    /// taken for one, too.
+    /// A limit with a window of zero is a concurrency limit. If the service did not send the limit, it is taken for a
+    /// concurrency limit if the waiters wait for a permit.
     fn of(verdict: &Verdict, is_permit: bool) -> Option<Self> {
         let mut retry = Self { certain: Duration::ZERO, slot_ends: None };
         let mut is_denied = false;
@@ -433,7 +437,8 @@ impl Place<'_> {
         self.deadline
     }
 
-    /// Waits until it is this waiter's turn to check. Returns a denial if its turn does not come before its deadline.
+    /// Waits for this waiter's turn to check, and then returns `None`. Returns a denial if the turn cannot come before
+    /// the deadline.
     pub(crate) async fn turn(&self) -> Option<Box<Verdict>> {
         loop {
             let until = match self.step() {
@@ -454,7 +459,7 @@ impl Place<'_> {
         }
     }
 
-    /// Records the verdict of this waiter's check.
+    /// Records the verdict of this waiter's check, and returns the waiter's next step.
     pub(crate) fn record(&self, verdict: &Verdict) -> Next {
         let now = Instant::now();
         let mut table = self.queues.table();

@@ -92,7 +92,7 @@ impl Classes {
         Self { min: self.min.map(|min| min * factor), max: self.max.map(|max| max * factor), ..*self }
     }
 
-    /// Returns one number for each class, as scripts receive them.
+    /// Returns one number for each class, which contains its minimum and its maximum, as scripts receive them.
     pub(super) fn numbers(&self) -> impl Iterator<Item = u64> {
         (0..self.count()).map(|class| (self.min(class) << 27) + self.max(class))
     }

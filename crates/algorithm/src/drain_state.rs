@@ -1,5 +1,5 @@
-//! [`DrainState`]: the level of a bucket or the debt of a warm-up, stored as the instant at which it will have drained (seven
-//! bytes, and those of the fraction) and the drain time when it was full (five).
+//! [`DrainState`]: the level of a bucket or the debt of a warm-up, stored as the instant at which it will have drained
+//! (seven bytes, and those of the fraction) and the drain time of the fullest level (five).
 
 use super::{
     CLOCK_SLACK, Micros, State,
@@ -26,7 +26,7 @@ impl Precision {
     }
 }
 
-/// The level at an instant, in the form of the instant at which it will have drained.
+/// The level of a bucket or the debt of a warm-up, in the form of the instant at which it will have drained.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct DrainState {
     pub(super) drained_at: ExactDuration,

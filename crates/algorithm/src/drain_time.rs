@@ -1,10 +1,10 @@
-//! [`DrainTime`]: the drain time of a full bucket in a few bytes of the state. It shows that the limit was changed, and
-//! the level is scaled in proportion.
+//! [`DrainTime`]: the drain time of a full bucket in a few bytes of the state. If it differs from that of the limit,
+//! the limit was changed, and the level is scaled in proportion.
 
 use super::Micros;
 
-/// A drain time in five bytes: 32 bits and an exponent of two, rounded down. Drain times that differ by less than 2⁻³¹
-/// of their length are equal.
+/// A drain time in microseconds, in five bytes: 32 bits and an exponent of two, rounded down. Drain times that differ
+/// by less than 2⁻³¹ of their length can be equal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct DrainTime {
     pub(super) mantissa: u32,
@@ -29,8 +29,7 @@ impl DrainTime {
 
     /// Scales a duration in proportion to the change from this drain time to `to`.
     ///
-    /// This is the only arithmetic with fractions. It uses doubles, which Lua has too, and the same operations give the
-    /// same result.
+    /// The arithmetic uses doubles, which Lua has too, and the same operations give the same result.
     pub(super) fn scale(self, duration: Micros, to: Self) -> Micros {
         Micros::new((duration.get() as f64 * to.ratio() / self.ratio()).ceil() as u64)
     }

@@ -12,7 +12,8 @@
 //!
 //! Every program has a folder: `mod.rs` (the type and its arithmetic), `script.lua` (the same state transition for Redis) and
 //! `tests.rs`. All kinds of buckets share `bucket/script.lua`, and adaptive limits add `learn.lua` to that of concurrency. The
-//! modules `list` and `program` name all algorithms and programs; rules and quotas name those with an exception.
+//! modules `list` and `program` name all algorithms and programs; other code names only those that it treats
+//! differently.
 //! docs/reference/algorithms.md contains the formulas with their units, sources and bounds.
 
 pub mod adaptive;
@@ -64,7 +65,8 @@ pub use micros::Micros;
 pub use program::{Arguments, CounterProgram, Program, Script};
 pub use state::State;
 
-/// Largest count and longest duration that every store can hold: numbers in Lua are doubles, exact up to 2⁵³.
+/// Largest count, and longest duration in microseconds, that every store can hold: numbers in Lua are doubles, exact up
+/// to 2⁵³.
 pub const MAX_NUMBER: u64 = (1 << 53) - 1;
 
 /// Returns a number of hits that every store can hold: at most [`MAX_NUMBER`].
@@ -169,7 +171,7 @@ pub struct Decision {
     pub soft: bool,
     /// Whether the cost is denied because of other callers, although the caller is within its own share.
     pub shed: bool,
-    /// Limit that currently applies to this caller, if it differs from the rule's.
+    /// Limit that currently applies to this caller, if it can differ from the rule's.
     pub limit: Option<u32>,
     /// Hits that would still be allowed now within the limit.
     pub remaining: u64,
@@ -195,7 +197,7 @@ pub trait Limiter: CounterProgram + Into<Algorithm> {
     /// Keywords that a rule may add for this algorithm, besides those that all algorithms accept.
     const KEYWORDS: &'static [&'static str];
 
-    /// Builds the algorithm with the parameters of a limit, which allows at least one hit per window.
+    /// Builds the algorithm with the parameters of a limit. A limit of 0 is only built as a [`fixed_window`].
     ///
     /// # Errors
     ///
@@ -209,7 +211,8 @@ pub trait Limiter: CounterProgram + Into<Algorithm> {
         None
     }
 
-    /// Returns a part of the key that separates counters of one descriptor whose states cannot be distinguished.
+    /// Returns the parameter on which the meaning of a state depends, although the state does not contain it. It
+    /// becomes a part of the counter's key.
     fn scope(&self) -> Option<u64> {
         None
     }
@@ -246,7 +249,7 @@ pub trait Limiter: CounterProgram + Into<Algorithm> {
     /// Returns whether the state contains hits of times after `now`, because the clock has stepped back. A bucket is
     /// ahead until it has drained.
     ///
-    /// A step before `now` could take a state that is ahead for one of a wrong clock.
+    /// A step with a time before `now` could treat such a state as one that a wrong clock has written.
     fn is_ahead(&self, _state: &State, _now: Micros) -> bool {
         false
     }

@@ -50,7 +50,7 @@ pub struct LimitSpec {
     pub timeout: Option<Micros>,
 }
 
-/// When a fixed window begins.
+/// The beginning of a fixed window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WindowStart {
     /// At multiples of its length since the Unix epoch, for all entities together.
@@ -149,7 +149,7 @@ impl InvalidLimit {
     pub(super) const BURST: Self = Self { keyword: "burst", reason: "burst must refill within 100 years" };
 }
 
-/// A kind of algorithm: its names and its constructor.
+/// A kind of algorithm: its name, its keywords and its constructor.
 #[derive(Clone, Copy, Debug)]
 pub struct AlgorithmKind {
     /// See [`super::Limiter::NAME`].

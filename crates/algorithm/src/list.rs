@@ -35,7 +35,7 @@ macro_rules! algorithms {
             pub const KINDS: &'static [AlgorithmKind] =
                 &[$(AlgorithmKind { name: $limiter::NAME, keywords: $limiter::KEYWORDS, build: $limiter::build }),+];
 
-            /// Returns the index in the list.
+            /// Returns the index in the list of algorithms.
             #[must_use]
             pub fn index(&self) -> usize {
                 [$(matches!(self, Self::$limiter(_))),+].iter().position(|is| *is).unwrap_or_default()
@@ -148,7 +148,8 @@ macro_rules! algorithms {
                 match self { $(Self::$limiter(limiter) => limiter.parts(state, now)),+ }
             }
 
-            /// Returns the instant from which the state means nothing ([`CounterProgram::expires`]).
+            /// Returns the instant from which the state has the same meaning as a new one
+            /// ([`CounterProgram::expires`]).
             #[must_use]
             pub fn expires(&self, state: &State, now: Micros) -> Micros {
                 match self { $(Self::$limiter(limiter) => limiter.expires(state, now)),+ }

@@ -19,15 +19,15 @@ pub trait CounterProgram: Copy + Into<Program> {
     ///
     /// The script can use everything in `prelude.lua`, the [`CounterProgram::ARGUMENTS`] by their names, and:
     ///
-    /// - `key`, and `keep`: the milliseconds by which the key outlives its use
+    /// - `key`, and `jitter`: the maximum time in milliseconds by which the key outlives its state
     /// - `action`: `TAKE`, `PEEK`, `REFUND` or `ROLL_BACK`, and `taken`: the instant of the take to roll back
     /// - `now` in microseconds
-    /// - `more`: the position of further arguments in `records`
+    /// - `more`: the byte position in the text `records` of the arguments without a name
     ///
     /// The state is a string of the same bytes as [`State`], or an integer, which stands for its eight bytes.
     const SCRIPT: &'static str;
 
-    /// Names that the script uses for the first of [`CounterProgram::arguments`].
+    /// Names that the script uses for the first numbers of [`CounterProgram::arguments`].
     const ARGUMENTS: &'static [&'static str];
 
     /// Returns the numbers that the script receives for one operation.
@@ -52,14 +52,14 @@ pub trait CounterProgram: Copy + Into<Program> {
 
     /// Returns the end of a lease that was taken at `counted`, and that is counted in `state`.
     ///
-    /// If its holder dies, its hits are not available until then. The end is `counted` if the state
-    /// does not count hits of that time. Only meaningful for the result of
+    /// If the instance with the lease dies, others cannot use the leased hits until this end. The end is `counted` if
+    /// the state does not count hits of that time. Only meaningful for the result of
     /// [`Limiter::leasing`](super::Limiter::leasing).
     fn lease_ends(&self, _state: &State, counted: Micros) -> Micros {
         counted
     }
 
-    /// Returns the minimum lifetime of a lease, if it is constant.
+    /// Returns the minimum lifetime of a lease; [`MAX_PERIOD`] if it depends on the time at which the lease is taken.
     fn lease_lifetime(&self) -> Micros {
         MAX_PERIOD
     }

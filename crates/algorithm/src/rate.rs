@@ -104,9 +104,9 @@ impl Rate {
     }
 
     /// Returns the part of a charge that a refund or rollback returns. A rollback returns only the part that has not
-    /// drained since.
+    /// drained since the take.
     ///
-    /// Another caller may have found the bucket fuller in the meantime, by at most that much.
+    /// After a rollback, the bucket can be fuller than without the take, by at most the part that has drained.
     pub(super) fn refundable(self, charge: ExactDuration, operation: Operation) -> ExactDuration {
         match operation.action {
             Action::RollBack(taken) => {

@@ -25,7 +25,7 @@ impl State {
         Self(SmallVec::from_vec(long))
     }
 
-    /// Returns the bytes of a state on the heap, without a copy.
+    /// Returns the bytes as a vector, without a copy if they are on the heap.
     #[must_use]
     pub fn into_long(self) -> Vec<u8> {
         self.0.into_vec()

@@ -1,8 +1,9 @@
 //! [`SetAssociativeCache`]: a concurrent cache of fixed size for values that expire.
 //!
-//! The identity selects a set of entries, as in a processor's cache. If the set is full, the value that expires first
-//! is evicted. Most lookups find nothing. Such a lookup reads one 64-bit word of tags and no set, because the sets are
-//! large and would displace other data from the processor's caches.
+//! A value is stored under its identity, a hash of 128 bits, which selects a set of entries, as in a processor's cache.
+//! If the set is full, the value that expires first is evicted. Most lookups find nothing. Such a lookup reads one
+//! 64-bit word of tags and no set, because the sets are large and would displace other data from the processor's
+//! caches.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},
@@ -34,7 +35,7 @@ pub struct SetAssociativeCache<V> {
     tags: Box<[AtomicU64]>,
 }
 
-/// The entries that one identity can have.
+/// The entries of the values with identities that select this set.
 struct Set<V>([Option<Box<Entry<V>>>; WAYS]);
 
 struct Entry<V> {

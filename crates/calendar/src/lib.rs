@@ -39,7 +39,7 @@ impl Period {
     }
 }
 
-/// When windows begin. A field that is `None` has its default.
+/// The day and the time at which the windows of a calendar begin. A field that is `None` has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Anchor {
     /// The time zone; UTC by default.
@@ -130,7 +130,7 @@ const REMEMBERED: usize = 32;
 type KnownWindow = (Calendar, Boundaries);
 
 thread_local! {
-    /// The windows in which the last instants were. To compute one takes a microsecond.
+    /// Cache of the windows that this thread has computed last, because to compute one takes a microsecond.
     static KNOWN_WINDOWS: [Cell<Option<KnownWindow>>; REMEMBERED] = const { [const { Cell::new(None) }; REMEMBERED] };
 }
 
@@ -264,7 +264,7 @@ impl Calendar {
         }
     }
 
-    /// Returns where a thread remembers a window of this calendar.
+    /// Returns the index in [`KNOWN_WINDOWS`] of a window of this calendar.
     fn slot(&self) -> usize {
         let period = match self.period {
             Period::Hour => 0,
@@ -310,7 +310,7 @@ impl Calendar {
         boundaries
     }
 
-    /// Returns a local time near `local` at which a window begins, the given number of periods later.
+    /// Returns the local time at which a window begins, `periods` windows after one that begins near `local`.
     fn local_boundary(&self, local: DateTime, periods: i32) -> Option<DateTime> {
         let date = match self.period {
             Period::Hour => {
@@ -343,7 +343,8 @@ impl Calendar {
     }
 
     /// Adds the instants of a local time as RFC 5545 (section 3.3.5) has them: a skipped local time uses the offset before
-    /// the gap, and a repeated one is its first instant. Both instants of a repeated full hour begin an hour.
+    /// the gap, and a repeated one is its first instant. For windows of an hour, both instants of a repeated local time
+    /// are added.
     fn push_instants(&self, local: DateTime, instants: &mut Vec<i64>) {
         let ambiguous = self.zone.time_zone().to_ambiguous_timestamp(local);
         if self.period == Period::Hour

@@ -13,7 +13,7 @@ pub struct TimeOfDay {
 const DAY: u32 = 86_400;
 
 impl TimeOfDay {
-    /// Creates a time from the seconds since midnight; `None` if a day has fewer.
+    /// Creates a time from the seconds since midnight; `None` if they are a whole day or more.
     #[must_use]
     pub const fn from_seconds(seconds: u32) -> Option<Self> {
         if seconds < DAY { Some(Self { seconds }) } else { None }

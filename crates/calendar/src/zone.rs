@@ -27,7 +27,7 @@ static UTC: ZoneData = ZoneData { name: Cow::Borrowed("UTC"), number: 0, time_zo
 /// The loaded zones. The database bounds their number.
 static LOADED: Mutex<Vec<Zone>> = Mutex::new(Vec::new());
 
-/// The error that no time zone has a name.
+/// Error returned when no time zone has the given name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownZone;
 

@@ -56,7 +56,7 @@ pub struct RequestArgs {
     /// Entries of the descriptor; after a + the entries of another descriptor
     #[arg(value_name = "KEY=VALUE")]
     entries: Vec<String>,
-    /// Number of hits to take; 0 asks without taking hits
+    /// Number of hits to take; 0 returns the decision without taking hits
     #[arg(long, default_value_t = 1)]
     hits: u32,
     /// Limit to request in place of the rule's, such as 500/minute; the service may ignore it
@@ -150,7 +150,7 @@ fn requested_limit(text: &str) -> anyhow::Result<RateLimitOverride> {
     let unit_multiplier = if multiplier == 1 { None } else { Some(multiplier) };
     let requests = limit.limit.requests();
     let Ok(requests_per_unit) = u32::try_from(requests) else {
-        bail!("the protocol has limits of a request up to 4294967295, not {requests}");
+        bail!("the protocol supports requested limits up to 4294967295, not {requests}");
     };
     Ok(RateLimitOverride { requests_per_unit, unit: unit.into(), unit_multiplier })
 }

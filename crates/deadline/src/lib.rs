@@ -9,9 +9,9 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 
-/// Number of parts of the time. After a pause, one of them begins again.
+/// Number of parts into which a time limit is divided. After a pause, the current part begins again.
 const PARTS: u32 = 2;
-/// Shortest lateness of a timer that shows a pause of this process.
+/// Minimum lateness of a timer that counts as a pause of this process.
 const MIN_PAUSE: Duration = Duration::from_millis(5);
 /// Maximum number of parts that begin again, so that a process which is paused all the time does not wait for ever.
 const MAX_PAUSES: u32 = 4;
@@ -23,9 +23,9 @@ pub struct Late;
 
 /// Waits for an answer for at most `max`, without the time for which this process was paused.
 ///
-/// A container with a CPU quota is paused for up to 100 ms at a time. Afterwards, the timers fire before the answers that
-/// have arrived meanwhile are read, so a timer alone would blame the other process. After a pause, half of `max` begins
-/// again, up to four times.
+/// A container with a CPU quota is paused for up to 100 ms at a time. Afterwards, the timers fire before the answers
+/// that have arrived meanwhile are read, so a timer alone would blame the other process. After a pause, the current
+/// half of `max` begins again, up to four times.
 ///
 /// # Errors
 ///

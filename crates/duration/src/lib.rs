@@ -28,7 +28,7 @@ pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duratio
     })
 }
 
-/// Returns the schema of such a text.
+/// Returns the JSON Schema of a duration as a text.
 pub fn schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "pattern": r"^\s*([0-9]+\s*[a-zA-Zµ]+\s*)+$|^0$", "examples": ["20ms", "1m 30s"] })
 }

@@ -15,7 +15,7 @@ use sluicegate_algorithm::Micros;
 pub enum Clock {
     /// The wall clock of the host.
     System,
-    /// A time in microseconds that tests set.
+    /// A time that tests set, in microseconds since the Unix epoch.
     Manual(Arc<AtomicU64>),
 }
 

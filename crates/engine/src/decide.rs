@@ -1,7 +1,7 @@
-//! A decision of the [`Engine`] has three steps. [`Engine::prepare`] finds the limits of a request and writes the hits on their counters.
-//! Then the hits are applied to a store, immediately in memory ([`PreparedRequest::apply_in`]) or over the network
-//! ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where the store has not
-//! answered, and builds the verdict.
+//! A decision of the [`Engine`] has three steps. [`Engine::prepare`] finds the limits of a request and prepares the
+//! hits on their counters. Then the hits are applied to a store, immediately in memory ([`PreparedRequest::apply_in`])
+//! or over the network ([`Store::apply`]). [`Engine::finish`] counts the statistics, lets failure policies decide where
+//! the store has not answered, and builds the verdict.
 
 use std::{ptr, sync::Arc};
 
@@ -22,8 +22,8 @@ use super::{
 };
 
 impl<S: Store> Engine<S> {
-    /// Decides one request by a snapshot of the rules, and waits for the store. All descriptors are counted, even if the
-    /// first one is denied.
+    /// Decides one request by a snapshot of the rules, and waits for the store. All descriptors are decided, even if
+    /// the first one is denied.
     ///
     /// # Errors
     ///
@@ -322,13 +322,14 @@ impl<S> Engine<S> {
         self.settings.shadow_mode && !snapshot.modes.enforces_all()
     }
 
-    /// Returns whether a denial by this limit is counted and allows the request: because of its rule, a switch, or the
-    /// settings.
+    /// Returns whether the limit is in shadow mode, in which it counts but never denies: because of its rule, a switch,
+    /// or the settings.
     pub(super) fn is_shadow(&self, snapshot: &Snapshot, applied: &AppliedLimit<'_>) -> bool {
         applied.is_shadow() || self.is_global_shadow(snapshot)
     }
 
-    /// Returns whether a denial by this limit denies the request.
+    /// Returns whether a denial by this limit alone denies the request: the limit is neither in shadow mode nor in
+    /// quota mode.
     fn denies_requests(&self, snapshot: &Snapshot, applied: &AppliedLimit<'_>) -> bool {
         let is_quota = self.settings.quota_mode || applied.rule.is_some_and(|rule| rule.quota_mode);
         !is_quota && !self.is_shadow(snapshot, applied)

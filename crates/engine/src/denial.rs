@@ -9,7 +9,7 @@ use super::{Status, Verdict};
 pub struct DenialResponse {
     /// HTTP status, if the rule has one.
     pub status: Option<u16>,
-    /// Type of the message; `None` without one.
+    /// Media type of the message; `None` without a message.
     pub content_type: Option<String>,
     /// The body of the response; empty if the rule has no message.
     pub message: String,
@@ -21,7 +21,7 @@ impl Verdict {
     /// Returns the content of the response to a denied request. Returns `None` if the request is allowed, or if no rule that
     /// denies it has a `denial`.
     ///
-    /// Of several rules, that with the longest wait decides.
+    /// If several rules deny it, the rule with the longest wait supplies the content.
     #[must_use]
     pub fn denial_response(&self) -> Option<DenialResponse> {
         if !self.is_denied() {

@@ -1,7 +1,7 @@
 //! [`Engine`]: the rules, the counters and the statistics by which a worker decides.
 //!
-//! No method changes an engine: the snapshot of the rules is replaced as a whole by whoever loads rules, and everything
-//! else counts atomically. The methods are in the files of their subjects: `decide` (decisions), `matching` (limits of a
+//! No method changes an engine: the snapshot of the rules is replaced as a whole, and the counters and statistics are
+//! updated atomically. The methods are in the files of their subjects: `decide` (decisions), `matching` (limits of a
 //! descriptor), `evaluate` (candidate rules), `quotas`, `inspect`, and `utilization` (reports about resources).
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use sluicegate_store::{Memory, memory};
 
 use super::{Resources, Settings, Snapshot, Statistics, TopEntities};
 
-/// Decides requests on behalf of one worker, with counters in a store `S`.
+/// The rules, the counters in a store `S` and the statistics by which one worker decides requests.
 #[derive(Clone)]
 pub struct Engine<S> {
     /// The worker that uses this engine.

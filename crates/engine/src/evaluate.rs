@@ -9,7 +9,7 @@ use sluicegate_store::{Memory, Store};
 
 use super::{Candidate, DecideError, Engine, Request, Verdict};
 
-/// Prefix of the counters' names of candidate rules. No domain begins with this prefix.
+/// Prefix of the counters' names of candidate rules. No other name begins with it, because `~` is escaped in domains.
 const CANDIDATE_SCOPE: &str = "~trial~";
 
 impl<S> Engine<S> {

@@ -10,8 +10,8 @@ use super::{CurrentLimit, Status, Verdict};
 
 /// Name of the policy of a limit that the request itself supplies.
 const REQUESTED_POLICY: &str = "override";
-/// Name of the header with the largest cost that a limit can allow, for a request that costs more. To repeat it is
-/// useless, and it has no `Retry-After`.
+/// Name of the header with the largest cost that a limit can allow, for a request that costs more. Such a request is
+/// denied at any time, so its response has no `Retry-After`.
 pub const MAX_COST: &str = "RateLimit-Max-Cost";
 /// Name of the header with the seconds until a denied request would be allowed.
 pub const RETRY_AFTER: &str = "Retry-After";

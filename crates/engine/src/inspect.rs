@@ -31,9 +31,9 @@ pub struct Inspection {
     pub counter: Option<CounterState>,
     /// The states of the counters of further limits.
     pub others: Vec<CounterState>,
-    /// Whether a request with these hits would be allowed.
+    /// Whether a request with the inspected hits would be allowed.
     pub allowed: bool,
-    /// The maximum of hits in one request, if the limit can never allow these hits.
+    /// The maximum number of hits in one request, if the limit can never allow the inspected hits.
     pub max_hits: Option<u64>,
 }
 
@@ -199,8 +199,8 @@ impl<S: Store> Engine<S> {
         Ok(Penalty::time_left(&state, at))
     }
 
-    /// Deletes the counter of a descriptor, those of further limits, and penalties. Returns the name of the first and whether one
-    /// existed, or `None` if nothing is counted.
+    /// Deletes the counter of a descriptor, those of further limits, and penalties. Returns the name of the first
+    /// counter and whether any of them existed, or `None` if nothing is counted.
     ///
     /// # Errors
     ///
@@ -260,7 +260,7 @@ impl<S> Engine<S> {
         CounterLocation { key: String::from_utf8_lossy(&name).into_owned(), per_second: applied.limit.is_per_second() }
     }
 
-    /// Returns the name of the counter with this program of the limit that applies to `entries`.
+    /// Returns the name of a counter of a limit: the counter of this program, for the entity in `entries`.
     pub(super) fn counter_name(
         &self,
         snapshot: &Snapshot,

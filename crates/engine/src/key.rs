@@ -115,8 +115,8 @@ fn shard_entries(shard_by: &[Box<str>], entries: &[Entry<'_>]) -> SmallVec<[usiz
     shard_by.iter().filter_map(|key| entries.iter().position(|entry| *entry.key == **key)).collect()
 }
 
-/// Writes an entry of a counter's name. Values share a counter only by the rule: by their network, or by a pattern that
-/// counts all values together.
+/// Writes an entry of a counter's name. Different values share a counter only because of the rule: if they are in the
+/// same network, or match a pattern that counts all values together.
 fn write_entry(name: &mut Vec<u8>, entry: Entry<'_>, node: Option<&&Node>, hash: Option<&ValueHash>) {
     name.push(b'|');
     escape(name, entry.key, ESCAPED);

@@ -16,7 +16,7 @@ use tower_service::Service;
 
 use super::{RateLimiter, Verdict, headers};
 
-/// Checks every request with a [`RateLimiter`] before it reaches the inner service.
+/// A layer that checks every request with a [`RateLimiter`] before it reaches the inner service.
 ///
 /// A denied request gets status 429 or that of its rule, [all headers](headers::all) about the verdict, and an empty body.
 /// The responses to allowed requests get the headers of [their limits](headers::limits).

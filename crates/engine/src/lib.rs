@@ -135,7 +135,7 @@ impl<'a> Descriptor<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DecideError {
     /// The store failed, and the failure policy of an applicable rule is `error`.
-    #[error("counter store failed, and an applicable rule has on_error: error")]
+    #[error("counter store failed, and on_error is error for an applicable rule")]
     Store(#[source] StoreError),
     /// The control plane has not sent any rules yet. The text is that of envoyproxy/ratelimit.
     #[error("no rate limit configuration loaded")]

@@ -48,8 +48,8 @@ impl<'s> AppliedLimit<'s> {
     }
 
     /// Returns an algorithm of the limit with what it needs to know about the caller: the class and the holder in the
-    /// modifier entries, and the entity. `counter` is the name of the counter. Returns `None` if the algorithm does not
-    /// depend on the caller.
+    /// modifier entries, the sample, the anchor and the entity. `counter` is the name of the counter. Returns `None` if
+    /// the algorithm does not depend on the caller.
     #[inline]
     pub(super) fn for_caller(
         &self,
@@ -100,7 +100,7 @@ impl<'s> AppliedLimit<'s> {
         }
     }
 
-    /// Returns the class of the request, 0 if there are no classes.
+    /// Returns the index of the request's class, 0 if there are no classes.
     pub(super) fn class(&self, descriptor: &Descriptor<'_>) -> u8 {
         match (self.rule, self.modifier(descriptor, ModifierEntry::Class)) {
             (Some(rule), Some(class)) => rule.class(class) as u8,
@@ -219,22 +219,22 @@ impl SeriesRef<'_> {
     }
 }
 
-/// A match of a descriptor. A rule with several limits has several.
+/// A match of a descriptor. A rule with several limits has a match for each.
 pub(super) struct MatchOf<'s> {
     /// Index of the descriptor in its request.
     pub(super) descriptor: usize,
     pub(super) matched: Match<'s>,
 }
 
-/// What applies to one descriptor, before the limits of a rule are told apart.
+/// The rule and the override that apply to one descriptor, before each limit of the rule gets a match of its own.
 struct Found<'s> {
-    /// The rule, that of the entity's plan if it has plans, and the nodes that the descriptor matched.
+    /// The rule and the nodes that the descriptor matched. If the rule has plans, it is the rule of the entity's plan.
     rule: Option<(&'s Rule, Path<'s>)>,
     /// The limits of an override.
     custom_limit: Option<&'s CustomLimit>,
     /// When the calendar windows of the entity begin, where its plan assignment says so.
     anchor: Option<&'s Anchor>,
-    /// Whether the limits of the rule are several.
+    /// Whether the rule has several limits, and no single limit replaces them.
     is_one_of_several: bool,
 }
 
@@ -268,7 +268,7 @@ fn is_replaced(custom_limit: Option<&CustomLimit>, descriptor: &Descriptor<'_>) 
 
 /// The result of matching one descriptor with the rules and overrides.
 pub(super) enum Match<'s> {
-    /// No limit applies.
+    /// Another matched rule replaces the limit.
     None,
     /// The rules do not have the domain.
     NoDomain,
@@ -356,7 +356,7 @@ impl<S> Engine<S> {
         }
     }
 
-    /// Matches a descriptor with the rules and overrides. Of a rule with several limits it is the first one.
+    /// Matches a descriptor with the rules and overrides. Returns the match of the first limit if the rule has several.
     pub(super) fn find_match<'s>(
         &self,
         snapshot: &'s Snapshot,
@@ -434,7 +434,8 @@ impl<S> Engine<S> {
         rule
     }
 
-    /// Returns the limit of the override, else of the request, else of the rule; or that there is no rule or no limit.
+    /// Returns the match with the limit of the override, else of the request, else of the rule, or the match of a
+    /// descriptor without a rule or a limit.
     fn match_found<'s>(
         &self,
         snapshot: &'s Snapshot,
@@ -561,7 +562,7 @@ impl<S> Engine<S> {
     }
 }
 
-/// Returns a holder's number, which is the same on all instances: 48 bits of the name's digest, and never 0.
+/// Returns a holder's number, which is the same on all instances: a hash of the name with 48 bits, and never 0.
 pub(super) fn holder_id(name: &str) -> u64 {
     let mut identity = sluicegate_placement::Identity::new(name);
     1 + identity.finish() as u64 % Concurrency::MAX_HOLDER

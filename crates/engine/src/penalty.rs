@@ -1,6 +1,6 @@
-//! [`PenaltyOfLimit`]: the penalty of a charged limit. A request peeks at it in the call that charges the limit, so that
-//! nothing is charged while it is in force. If the limit denies the request, a second call begins it. It ends by its
-//! time, or by a reset of the limit's counter (`Engine::reset_counter`).
+//! [`PenaltyOfLimit`]: the penalty of a charged limit. A request peeks at it in the call that charges the limit, so
+//! that nothing is charged while it is in force. If the limit denies the request, a second call begins it. The penalty
+//! ends when its time is over, or by a reset of the limit's counter (`Engine::reset_counter`).
 
 use sluicegate_algorithm::{Action, Decision, Micros};
 use sluicegate_store::{Hit, HitDecision, StoreError};

@@ -17,7 +17,7 @@ use super::{
 pub struct PreparedRequest<'s, 'd> {
     pub(super) request: &'s Request<'d>,
     pub(super) now: Micros,
-    /// The outcome of matching each descriptor. A rule with several limits has several, one after the other.
+    /// The outcome of matching each descriptor. A rule with several limits has several outcomes, one after the other.
     pub(super) limits: SmallVec<[PreparedLimit<'s, 'd>; 1]>,
     pub(super) charge: Charge,
     /// Whether some limits are charged in groups: a rule has several limits, or a limit has a penalty.
@@ -150,7 +150,8 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
 
     /// Returns the parts of [`Self::hits`] that a store applies in one call each.
     ///
-    /// Each group of limits is a part. Without groups there is one part.
+    /// The limits of a descriptor that are charged all or none are a part, and so is each other limit. There is only
+    /// one part without such limits, and under [`Charge::All`].
     #[must_use]
     pub fn parts(&self) -> SmallVec<[Part; 1]> {
         let mut parts = SmallVec::<[Part; 1]>::new();
@@ -286,7 +287,8 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
         }
     }
 
-    /// Returns whether no limit of the rule takes a hit, because one of several denies the descriptor.
+    /// Returns whether `limit` takes no hit because it is charged in a group, all or none, and a limit of the group
+    /// denies.
     pub(super) fn is_denied_together(&self, limit: &ChargedLimit<'_, '_>) -> bool {
         if !limit.is_grouped {
             return false;

@@ -24,7 +24,7 @@ use super::{
     wait_queue::{QueueKey, WaitQueues, queue_key},
 };
 
-/// Maximum number of threads that do not share counts of statistics.
+/// Maximum number of stripes of the statistics. More threads share stripes.
 const MAX_STRIPES: usize = 64;
 
 /// Rate limits by rules, with counters in the memory of this process. Clones share rules and counters.
@@ -32,7 +32,7 @@ const MAX_STRIPES: usize = 64;
 /// A decision is a plain function that takes one or two microseconds, and waits for nothing but the lock of a counter.
 /// All algorithms and keywords of rule files are available, except that no other process knows the counters.
 ///
-/// This interface is unstable until a rule can have several limits: it can change in each minor version.
+/// This interface is unstable: it can change in each minor version.
 ///
 /// ```
 /// use sluicegate_engine::RateLimiter;
@@ -258,7 +258,7 @@ impl RateLimiter {
         &self.0.wait_queues
     }
 
-    /// Returns the wait queue of a request.
+    /// Returns the key of a request's wait queue.
     fn queue_key(&self, request: &Request<'_>) -> QueueKey {
         queue_key(request, &self.0.rules.load().compiled.rules)
     }

@@ -95,7 +95,7 @@ impl Snapshot {
         self.compiled.awaiting_rules
     }
 
-    /// Returns whether requests can be decided.
+    /// Checks that rules have been loaded, so that requests can be decided.
     ///
     /// # Errors
     ///

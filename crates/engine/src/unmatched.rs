@@ -3,7 +3,7 @@
 //!
 //! Such a descriptor is not limited. Often that is intended; a misspelled name has the same effect. Values are not stored.
 //!
-//! Each worker has a table of its own, which it never waits for.
+//! Each worker has a table of its own, and waits for it only while a reader copies the table.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},

@@ -31,7 +31,7 @@ impl ValueHash {
         self.hash(&[], value)
     }
 
-    /// Returns the hash of a network of addresses, which no value has.
+    /// Returns the hash of a network of addresses, which differs from the hash of any value.
     pub(super) fn of_network(&self, network: &str) -> String {
         // No text contains this byte.
         self.hash(&[0xFF], network)
@@ -67,7 +67,7 @@ impl ValueHash {
 }
 
 impl fmt::Debug for ValueHash {
-    /// Does not contain the key.
+    /// Writes the name of the type, without the key.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("ValueHash")
     }

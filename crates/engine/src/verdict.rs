@@ -45,9 +45,9 @@ pub struct CurrentLimit {
     pub requests: u64,
     /// Whether `requests` is per window or at the same time.
     pub measure: Measure,
-    /// The name that the rule gives it.
+    /// The name that the rule gives the limit.
     pub name: Option<Arc<str>>,
-    /// The name of its policy, if verdicts contain policies.
+    /// The name of the limit's policy in response headers, if verdicts contain policies.
     pub policy: Option<Arc<str>>,
     /// Maximum number of hits that can be allowed at one time.
     pub quota: u64,
@@ -106,12 +106,13 @@ pub struct Status {
     pub grant: Option<Grant>,
     /// Whether a denial must not be cached: denied requests count against the limit, or the denial can end at any time.
     pub denial_counts: bool,
-    /// Whether the descriptor denies only if all other quota descriptors do.
+    /// Whether the descriptor is in quota mode: it denies the request only if all others in quota mode do.
     pub quota: bool,
     /// Whether the rule is unlimited, and the status does not influence the overall code.
     pub unlimited: bool,
-    /// Statuses by the other limits of a rule with several. This status is that of the limit that denies with the longest
-    /// wait, or else of the one of which the smallest part remains. They are in no particular order.
+    /// Statuses by the other limits of a rule with several limits, in no particular order. This status is that of the
+    /// limit that denies with the longest wait. If none denies, it is that of the limit of which the smallest part
+    /// remains.
     pub others: Vec<Status>,
 }
 
@@ -152,9 +153,10 @@ impl Status {
         self.code == Code::OverLimit
     }
 
-    /// Returns the status of a denied descriptor with this cost.
+    /// Returns the status of a denied descriptor, with `never_fits` set by its cost.
     ///
-    /// A denial without a time at which the cost would be allowed can have other reasons, such as the failure policy.
+    /// A missing `retry_after` alone does not mean that the cost never fits: it can have other reasons, such as the
+    /// failure policy.
     #[must_use]
     pub(super) fn with_cost(self, cost: u64) -> Self {
         let quota = match &self.limit {
@@ -173,7 +175,7 @@ impl Status {
         self.others.push(other);
     }
 
-    /// Returns whether this status is that of the descriptor rather than another one.
+    /// Returns whether this status represents the descriptor rather than `other`, by another limit of the same rule.
     fn precedes(&self, other: &Self) -> bool {
         match (self.is_over(), other.is_over()) {
             (true, false) => true,
@@ -183,7 +185,7 @@ impl Status {
         }
     }
 
-    /// Returns whether this denial ends later than another one. One without an end is the last.
+    /// Returns whether this denial ends later than `other`. A denial without an end is the last.
     pub(super) fn is_later_than(&self, other: &Self) -> bool {
         match (self.retry_after, other.retry_after) {
             (Some(wait), Some(other_wait)) => wait > other_wait,
@@ -240,7 +242,7 @@ pub struct Verdict {
 /// Numbers of the tightest limit, for response headers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Binding {
-    /// Requests per unit.
+    /// Number of requests allowed per window, or at the same time.
     pub limit: u64,
     /// Hits that would still be allowed.
     pub remaining: u64,
@@ -255,7 +257,8 @@ impl Verdict {
         Self { overall: Code::Ok, statuses, metadata: None }
     }
 
-    /// Returns `OverLimit` if an ordinary descriptor is denied, or if there are quota descriptors and all are denied.
+    /// Returns `OverLimit` if a descriptor outside of quota mode is denied, or if there are descriptors in quota mode
+    /// and all of them are denied.
     pub(super) fn overall(statuses: &[Status]) -> Code {
         let mut has_quota = false;
         let mut all_quota_over = true;
@@ -273,7 +276,7 @@ impl Verdict {
         if has_quota && all_quota_over { Code::OverLimit } else { Code::Ok }
     }
 
-    /// Returns the last ordinary status that is denied, or else the status with the fewest remaining hits.
+    /// Returns the last denied status that is not in quota mode, or else the status with the fewest remaining hits.
     #[must_use]
     pub fn binding_status(&self) -> Option<&Status> {
         let denied = self.statuses.iter().rfind(|status| status.limit.is_some() && !status.quota && status.is_over());
@@ -328,8 +331,8 @@ impl Verdict {
 
     /// Returns the time until a denied request would be allowed.
     ///
-    /// All ordinary descriptors must allow it and, if all quota descriptors deny, the first one of these. Returns
-    /// `None` if the request is allowed, or would never be allowed.
+    /// All descriptors outside of quota mode must allow it and, if all descriptors in quota mode deny, the first of
+    /// these. Returns `None` if the request is allowed, or would never be allowed.
     #[must_use]
     pub fn retry_after(&self) -> Option<Micros> {
         if self.overall != Code::OverLimit {

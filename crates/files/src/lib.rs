@@ -26,7 +26,8 @@ pub type FileId = (u64, u64);
 /// Maximum size of a file with certificates, tokens, a key or switches, in bytes.
 pub const MAX_BYTES: u64 = 1 << 20;
 
-/// Version of a file, which differs after every change, also if the size and the modification time stay the same.
+/// Version of a file, which differs after every change, except on Windows if the size and the modification time stay
+/// the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileVersion {
     id: Option<FileId>,

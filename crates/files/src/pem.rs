@@ -1,4 +1,4 @@
-//! Files in PEM: certificates and keys. TLS libraries accept a file without them, and then trust or prove nothing.
+//! Files in PEM: certificates and keys. A file that contains none is an error here, but not for TLS libraries.
 
 use std::{io, path::Path};
 

@@ -1,4 +1,4 @@
-//! Linux, macOS and other systems with POSIX functions.
+//! Access to files on Linux, macOS and other systems with POSIX functions.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -17,11 +17,11 @@ pub(super) fn open_options() -> OpenOptions {
     options
 }
 
-/// Returns the device and inode of a file. Fails on systems without inodes.
+/// Returns the device and inode of a file.
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system.
+/// Returns an error only on Windows.
 pub fn file_id(metadata: &Metadata) -> io::Result<FileId> {
     Ok((metadata.dev(), metadata.ino()))
 }

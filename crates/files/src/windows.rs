@@ -1,4 +1,4 @@
-//! Windows, without the functions that need POSIX.
+//! Access to files on Windows. Functions that need POSIX return an error.
 
 use std::{
     fs::{File, Metadata, OpenOptions},
@@ -16,7 +16,7 @@ pub(super) fn open_options() -> OpenOptions {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system.
+/// Always returns an error of the kind `Unsupported`.
 pub fn file_id(_: &Metadata) -> io::Result<FileId> {
     Err(unsupported())
 }
@@ -48,7 +48,7 @@ pub fn read_exact_at(_: &File, _: &mut [u8], _: u64) -> io::Result<()> {
 ///
 /// # Errors
 ///
-/// Returns the error of the operating system.
+/// Always returns an error of the kind `Unsupported`.
 pub fn write_all_at(_: &File, _: &[u8], _: u64) -> io::Result<()> {
     Err(unsupported())
 }

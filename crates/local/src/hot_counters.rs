@@ -27,7 +27,7 @@ impl HotCounters {
 
     /// Records hits and returns the number recorded in the current interval, at most 65,535.
     ///
-    /// Concurrent calls can drop hits, because the result only decides whether a counter is leased.
+    /// Concurrent calls can drop hits, which is harmless: the result only decides whether a counter is leased.
     pub(super) fn record(&self, identity: u128, hits: u64, now: Duration) -> u64 {
         let number = (now.as_micros() / self.interval.as_micros().max(1)) as u32 & HITS;
         let word = &self.words[(identity >> 32) as usize % WORDS];

@@ -1,6 +1,7 @@
 //! Decisions that an instance makes without a call to the shared store. [`Local`] wraps the store of one worker.
 //!
-//! A hit passes the parts in this order, until one of them decides it. Settings can turn each part off.
+//! A hit passes the parts in this order, until one of them decides it. Settings can turn off eventual counters, leases
+//! and the deny cache.
 //!
 //! ```text
 //! Local                 entry point of one worker
@@ -89,7 +90,8 @@ impl LocalState {
         self.identity_of(&hit.counter.name, hit.counter.per_second)
     }
 
-    /// Returns the hash of a counter's name. `per_second` separates counters of the same name in the two stores.
+    /// Returns the hash of a counter's name. `per_second` separates counters of the same name in the main store and in
+    /// the store for limits of unit second.
     fn identity_of(&self, key: &[u8], per_second: bool) -> u128 {
         self.secret.identity(key) ^ u128::from(per_second)
     }
@@ -185,7 +187,7 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         }
     }
 
-    /// Takes hits from leases as far as they cover them, and starts the calls that refill the leases.
+    /// Takes hits from leases as far as the leases cover the costs, and starts the calls that refill the leases.
     fn take_from_leases(&self, leases: &Leases, hits: &[Hit<&Counter>], time: CallTime) -> SmallVec<[LeasePayment; 2]> {
         let identities: SmallVec<[u128; 2]> = hits.iter().map(|hit| self.state.identity(hit)).collect();
         let LeasePayments { payments, calls } = leases.take(hits, &identities, time.local);

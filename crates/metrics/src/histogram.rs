@@ -15,7 +15,8 @@ use parking_lot::Mutex;
 /// of the store in the second.
 const BOUNDS: [u64; 16] = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000];
 
-/// Schema of Prometheus' native histograms: each bucket ends 2^(2^-3) times, about 9%, above the previous one.
+/// Schema of Prometheus' native histograms: the upper bound of each bucket is 2^(2^-3) times that of the previous one,
+/// about 9% more.
 pub const SCHEMA: i32 = 3;
 /// Powers of two, in seconds, at which the native buckets begin and end: 60 ns and 16 s.
 const EXPONENTS: [i32; 2] = [-24, 4];
@@ -103,7 +104,8 @@ pub struct NativeBuckets {
     pub buckets: Vec<(i32, u64)>,
 }
 
-/// The counts of a histogram's cells, from which the quantiles of a period can be computed.
+/// The number of durations in each cell of a histogram. Cells are the intervals between the bounds of all its buckets.
+/// The quantiles of a time are computed from the difference of two such values ([`Cells::since`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cells(Vec<u64>);
 
@@ -170,7 +172,8 @@ impl Histogram {
         Self { labels, ..self }
     }
 
-    /// Exports the histogram under a second name, too: without labels, and in seconds if settings change the first one.
+    /// Exports the histogram under a second name, too: without labels, and in seconds even if settings change the unit
+    /// of the first name.
     #[must_use]
     pub fn with_seconds_name(self, name: &'static str) -> Self {
         Self { seconds_name: Some(name), ..self }
@@ -209,7 +212,8 @@ impl Histogram {
         self.stripes.iter().map(|stripe| stripe.cells[cell].load(Relaxed)).sum()
     }
 
-    /// Returns the midpoint and the count of each classic bucket.
+    /// Returns the midpoint and the count of each classic bucket. The last bucket has no upper bound, so its lower
+    /// bound is returned as its midpoint.
     pub fn buckets(&self) -> impl Iterator<Item = (Duration, u64)> {
         let mut previous_bound = 0.0;
         let mut previous_count = 0;

@@ -1,7 +1,7 @@
 //! [`Instrument`]: a counter or a gauge with a callback that reads its series, and [`Meter`], which registers it.
 //!
-//! With these types, components describe their metrics without a dependency on the exporters. `telemetry` implements
-//! [`Meter`].
+//! With these types, components describe their metrics without a dependency on the exporters. The module `telemetry` of
+//! the service implements [`Meter`].
 
 use std::{borrow::Cow, sync::Arc};
 
@@ -154,7 +154,7 @@ impl From<String> for LabelValue {
     }
 }
 
-/// The meter and the source of instruments with one series each, which have no labels.
+/// A meter, and the source of the values of instruments that have one series each, without labels.
 pub struct Registrar<'m, T> {
     /// The meter, which the instruments are registered with.
     pub meter: &'m dyn Meter,

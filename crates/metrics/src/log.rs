@@ -1,4 +1,5 @@
-//! Messages in the log: [`LogThrottle`] limits those about a repeated event, and [`chain`] formats an error with its causes.
+//! Messages in the log: [`LogThrottle`] limits the messages about a repeated event, and [`chain`] formats an error with
+//! its causes.
 
 use std::{
     error::Error,
@@ -23,7 +24,7 @@ pub fn chain(error: &dyn Error) -> String {
 /// Time without events after which the next event is logged again.
 const QUIET_PERIOD: Duration = Duration::from_secs(10);
 
-/// Selects the first of many similar events for the log.
+/// A filter that selects the first of many similar events for the log.
 #[derive(Debug)]
 pub struct LogThrottle {
     start: Instant,

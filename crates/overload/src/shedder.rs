@@ -61,7 +61,7 @@ enum Direction {
     Down,
 }
 
-/// Maximum time that a tick accounts for. After a longer time without ticks, the host was suspended.
+/// Maximum time that a tick accounts for. If there was no tick for longer, the host was suspended.
 const MAX_STEP: Duration = Duration::from_secs(5);
 
 impl Shedder {

@@ -125,7 +125,7 @@ impl Period {
         (self.limits.len() - 1) as u32
     }
 
-    /// Drops hits that no longer count, however many other hits there were.
+    /// Drops hits that no longer count, even if they were added to a full counter.
     fn drop_expired(&mut self, now: Micros) {
         let limits = &self.limits;
         self.hits.retain(|(_, limit), pending| {

@@ -51,7 +51,7 @@ pub use sluicegate_store::{
 pub const RECENT_TIME: Micros = Micros::from_secs(60);
 /// Divisor of the following maxima, so that tests reach them quickly.
 const SCALE: usize = if cfg!(test) { 100 } else { 1 };
-/// Maximum number of changes in these increments, of 32 bytes each.
+/// Maximum number of changes, of 32 bytes each, in the increments that are available to all subscribers.
 const MAX_RECENT_CHANGES: usize = 500_000 / SCALE;
 /// Maximum number of changes in one increment.
 const MAX_INCREMENT_CHANGES: usize = 50_000 / SCALE;
@@ -59,12 +59,13 @@ const MAX_INCREMENT_CHANGES: usize = 50_000 / SCALE;
 const MAX_BACKLOG_CHANGES: usize = 1_000_000 / SCALE;
 /// Number of changes at which a batch is full. The last increment of a batch can exceed it.
 const MAX_BATCH_CHANGES: usize = 100_000 / SCALE;
-/// Time after which an instance without a pull is forgotten. Positions of origins are never forgotten by time: an
-/// increment would be applied again if the clock jumped.
+/// Time after which a subscriber that does not pull is forgotten. The position of an instance that this one pulls from
+/// is never forgotten by time: an increment would be applied again if the clock jumped.
 pub const FORGET_AFTER: Micros = Micros::from_secs(600);
 /// Maximum difference between the time of a batch and the present with which two clocks count as equal.
 pub const CLOCK_AGREEMENT: Micros = Micros::new(50_000);
-/// Maximum number of subscribers and of origins. The one that was silent for the longest time is forgotten first.
+/// Maximum number of subscribers, and of other instances whose position is stored. The one that was silent for the
+/// longest time is forgotten first.
 const MAX_INSTANCES: usize = 1_000 / SCALE;
 
 /// The exchange of one instance with its peers.
@@ -80,7 +81,7 @@ pub struct Peers {
     metrics: Arc<Metrics>,
 }
 
-/// The published increments and those who pull them.
+/// The published increments, and the subscribers that pull them.
 #[derive(Default)]
 struct Outgoing {
     /// Sequence number of the latest increment.
@@ -228,7 +229,8 @@ impl Peers {
         }
     }
 
-    /// Applies a batch of another instance, unless it does not begin at the position. Returns whether it was applied.
+    /// Applies a batch of another instance if it begins at the position of that instance. Returns whether it was
+    /// applied.
     pub fn apply(&self, batch: &Batch, now: Micros) -> bool {
         if batch.origin == self.epoch {
             return false;

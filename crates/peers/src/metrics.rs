@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sluicegate_metrics::{Counter, Meter, Registrar, WorkerId};
 
-/// Counters of changes: hits of one counter and limit in one increment.
+/// Metrics of the exchange. A change is the hits of one counter and limit in one increment.
 pub struct Metrics {
     pub(super) published: Counter,
     pub(super) applied: Counter,

@@ -10,7 +10,7 @@ use super::{backlog::Backlog, increment::Increment};
 pub(super) struct Subscriber {
     /// The last confirmed position.
     position: u64,
-    /// The batch after it that was sent. It is resent unchanged until it is confirmed.
+    /// The batch after `position` that was sent. It is resent unchanged until it is confirmed.
     sent: Option<SentBatch>,
     /// Increments after `sent` that are no longer kept for all.
     backlog: Backlog,
@@ -45,7 +45,8 @@ impl Subscriber {
         self.backlog.changes()
     }
 
-    /// Accepts a position if it is the last confirmed one or the end of the batch that was sent.
+    /// Returns whether a position is the last confirmed one or the end of the batch that was sent. In the second case,
+    /// the batch is confirmed.
     pub(super) fn confirm(&mut self, position: u64) -> bool {
         if self.sent.as_ref().is_some_and(|sent| sent.until == position) {
             self.position = position;

@@ -32,7 +32,7 @@ const MAX_COMPARED_LIMITS: usize = 16;
 /// Maximum number of descriptors that are searched for the first of two with the same key and value.
 const MAX_COMPARED_DESCRIPTORS: usize = 10_000;
 
-/// Compiles a set of files and returns it with the warnings.
+/// Compiles rule files into a rule set, and returns it with the warnings and notes.
 ///
 /// # Errors
 ///
@@ -70,7 +70,8 @@ pub fn compile(files: &[SourceFile], options: Options) -> Result<(RuleSet, Vec<D
     Ok((compiler.set, list))
 }
 
-/// Returns whether the descriptor has another limit than an earlier one with the same key and value.
+/// Returns whether the descriptor at `index` has a limit with another measure, such as another window, than an earlier
+/// descriptor with the same key and value.
 fn is_second_limit(list: &[Descriptor], index: usize) -> bool {
     // The time for all descriptors of a list is quadratic.
     if index > MAX_COMPARED_DESCRIPTORS {
@@ -268,7 +269,7 @@ impl Compiler {
                     Err(_) => {
                         diagnostics.error(
                             location,
-                            format!("the entry {key:?} cannot be both the plan and the class or holder of a request"),
+                            format!("the entry {key:?} cannot be both the plan and the class, holder or cost"),
                         );
                     }
                 }

@@ -14,7 +14,7 @@ pub struct CostPerHit {
 }
 
 impl CostPerHit {
-    /// Returns the factor for the value of the entry; `None` without it.
+    /// Returns the factor for `value`, the value of the entry, which is `None` for a request without the entry.
     #[must_use]
     pub fn of(&self, value: Option<&str>) -> u64 {
         let known = value.and_then(|value| self.values.get(value));

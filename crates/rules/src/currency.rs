@@ -18,8 +18,8 @@ impl Currency {
     /// Hits in a unit by default: a hit is a millionth.
     pub const DEFAULT_HITS: u64 = 1_000_000;
 
-    /// Returns hits as an amount, such as `12.50 USD`, with the decimals of a hit. If hits are no decimal part of the
-    /// unit, it is rounded down.
+    /// Returns hits as an amount, such as `12.50 USD`. If a hit is not a decimal fraction of the unit, the amount is
+    /// rounded down.
     #[must_use]
     pub fn amount(&self, hits: u64) -> Amount<'_> {
         Amount { currency: self, hits }

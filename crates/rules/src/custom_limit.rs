@@ -40,8 +40,8 @@ pub(super) const BLOCKED: &str = "blocked";
 pub(super) const UNLIMITED: &str = "unlimited";
 
 impl CustomLimit {
-    /// Returns the stored form of a printed limit: `500/minute`, or the keywords of `rate_limit`. Returns other texts
-    /// unchanged.
+    /// Returns the stored form of a limit in its printed form, such as `500 per minute`: `500/minute`, or the keywords
+    /// of `rate_limit`. Returns other texts unchanged.
     ///
     /// Version 0.1.0 cannot read the printed forms, and may share the store.
     #[must_use]

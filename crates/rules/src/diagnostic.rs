@@ -30,7 +30,7 @@ pub struct Diagnostic {
     pub file: String,
     /// Position in the file.
     pub location: Location,
-    /// Whether the rule set is rejected because of this diagnostic.
+    /// Effect of this diagnostic on the rule set.
     pub severity: Severity,
     /// Description of the mistake and of a correct form.
     pub message: String,
@@ -51,7 +51,8 @@ impl fmt::Display for Diagnostic {
     }
 }
 
-/// Maximum number of diagnostics of one file. A file of a megabyte could have a million.
+/// Maximum number of diagnostics of one file; one more is kept if it is an error, so that the file is rejected. A file
+/// of a megabyte could have a million.
 pub(super) const MAX_DIAGNOSTICS: usize = 1_000;
 
 /// Collector for the diagnostics of one file.

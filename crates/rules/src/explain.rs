@@ -151,7 +151,8 @@ fn duration(micros: Micros) -> humantime::FormattedDuration {
 }
 
 impl Limit {
-    /// Returns the limit as text, with an amount in the currency instead of hits. Requests in flight have none.
+    /// Returns the limit as text, with an amount in the currency instead of hits. A limit of requests in flight has no
+    /// amount.
     #[must_use]
     pub fn text(&self, currency: Option<&Currency>) -> String {
         match (currency, self.measure()) {
@@ -202,7 +203,7 @@ impl fmt::Display for Rule {
         }
         if let Some(cost) = &self.cost_per_hit {
             match &cost.key {
-                Some(key) => write!(f, ", a hit costs by the entry {key:?}")?,
+                Some(key) => write!(f, ", the cost of a hit depends on the entry {key:?}")?,
                 None => write!(f, ", a hit costs {}", cost.default)?,
             }
         }

@@ -186,7 +186,7 @@ pub enum LimitError {
     /// The window has a length of 0.
     #[error("unit_multiplier must be at least 1")]
     ZeroWindow,
-    /// The algorithm does not support these numbers.
+    /// The algorithm does not support these parameters.
     #[error(transparent)]
     Invalid(#[from] InvalidLimit),
 }

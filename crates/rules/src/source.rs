@@ -50,7 +50,7 @@ pub enum Source {
     Pushed,
 }
 
-/// Selects the rule files of a directory. Files whose names begin with a dot are always ignored.
+/// A filter for the rule files of a directory. Files whose names begin with a dot are always ignored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileFilter {
     /// Files named `*.yaml` or `*.yml`.
@@ -118,7 +118,8 @@ impl Source {
 pub struct Contents {
     /// The files, ordered by path.
     pub files: Vec<SourceFile>,
-    /// An error for each other file, or a warning that there is no file, or that one is probably overlooked.
+    /// An error for each file that could not be read, and warnings that there is no file, or that one is probably
+    /// overlooked.
     pub diagnostics: Vec<Diagnostic>,
 }
 
@@ -205,7 +206,7 @@ fn decode_utf16(bytes: &[u8], unit: fn([u8; 2]) -> u16) -> Result<String, (Locat
         }
     }
     if !rest.is_empty() {
-        return Err((end_of(&text), "the last character of the file has half of its UTF-16".to_owned()));
+        return Err((end_of(&text), "the file ends within a UTF-16 character; save the file as UTF-8".to_owned()));
     }
     Ok(text)
 }
@@ -389,7 +390,7 @@ mod tests {
         for (bytes, line, column, expected) in [
             (b"a: \xff".to_vec(), 1, 4, "the byte 0xff is not valid UTF-8"),
             ("é\néé".bytes().chain([0xc3]).collect(), 2, 3, "the byte 0xc3 is not valid UTF-8"),
-            (half, 2, 2, "the last character of the file has half of its UTF-16"),
+            (half, 2, 2, "the file ends within a UTF-16 character"),
             (vec![0xfe, 0xff, 0, b'a', 0xd8, 0], 1, 2, "0xd800 is not valid UTF-16"),
             (b"a\0".to_vec(), 1, 2, "the file contains a NUL character"),
             (vec![0xff, 0xfe, 0, 0, b'a', 0, 0, 0], 1, 1, "the file contains a NUL character"),

@@ -83,7 +83,7 @@ pub(super) struct YamlError {
 pub(super) struct Document {
     /// The tree; `None` if the document contains only comments.
     pub(super) root: Option<Yaml>,
-    /// The first parts of the text that are not read.
+    /// Locations of parts of the text that are not read, each with a message.
     pub(super) ignored: Vec<(Location, String)>,
 }
 

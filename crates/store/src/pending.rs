@@ -1,8 +1,8 @@
 //! Eventual counting: an instance decides a hit from its own copy of a counter and passes the counted hits on later.
 //!
 //! [`PendingHits`] are the hits that this instance has counted and not passed on yet. [`add_hits`] adds hits that were
-//! counted elsewhere to a copy. Eventual counters use both to synchronise with Redis (`store/local`), and the memory
-//! store uses both to exchange hits with peers (`store/peers`).
+//! counted elsewhere to a copy. Eventual counters use both to synchronise with Redis (crate `local`), and the memory
+//! store uses both to exchange hits with peers (crate `peers`).
 
 use sluicegate_algorithm::{Action, Algorithm, Micros, Operation, State};
 

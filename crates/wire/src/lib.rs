@@ -193,7 +193,7 @@ impl<'m> Iterator for Fields<'m> {
     }
 }
 
-/// Writer of fields with numbers below 16.
+/// Writer of protobuf fields with field numbers below 16.
 #[derive(Debug)]
 pub struct Writer<'o>(pub &'o mut Vec<u8>);
 

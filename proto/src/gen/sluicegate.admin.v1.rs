@@ -70,7 +70,7 @@ pub mod target {
         Plan(super::PlanTarget),
         #[prost(message, tag = "3")]
         Switch(super::Scope),
-        /// Changed only by the methods for candidate rules.
+        /// A stored set of rules. Only UploadCandidate, DropCandidate, PromoteCandidate and RollbackRules change it.
         #[prost(enumeration = "super::RuleSetSlot", tag = "4")]
         Rules(i32),
         /// A limit, a plan or a switch that begins later. Services and clients that do not know this field reject or skip the
@@ -266,7 +266,7 @@ pub struct AuditEntry {
 pub struct InspectRequest {
     #[prost(message, optional, tag = "1")]
     pub descriptor: ::core::option::Option<Descriptor>,
-    /// Number of hits of the request that is asked about; 0 means 1.
+    /// Number of hits for which the response contains the decision; 0 means 1.
     #[prost(uint32, tag = "2")]
     pub hits: u32,
 }
@@ -312,7 +312,7 @@ pub struct Counter {
     /// The counter's name in the store.
     #[prost(string, tag = "2")]
     pub key: ::prost::alloc::string::String,
-    /// The Redis server that holds the counter; empty for counters in memory.
+    /// The server of the store that holds the counter; empty for counters in memory.
     #[prost(string, tag = "3")]
     pub node: ::prost::alloc::string::String,
     /// Hits that count against the limit now.
@@ -671,7 +671,8 @@ pub struct GetCandidateResponse {
     #[prost(string, tag = "9")]
     pub error: ::prost::alloc::string::String,
 }
-/// Numbers of hits, by the decisions of the candidate rules and of the rules in force.
+/// Numbers of hits, by the decisions of the candidate rules and of the rules in force. In a simulation: by the decisions of
+/// the evaluated rules, and by the previous decisions, which are the recorded ones or those of the rules in force.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Outcomes {
     /// Hits that were requested.
@@ -727,7 +728,7 @@ pub struct GetSessionResponse {
     /// The version of the service.
     #[prost(string, tag = "4")]
     pub version: ::prost::alloc::string::String,
-    /// Where counters are: `memory`, or the topology of Redis.
+    /// Where counters are: `memory`, `memcached`, or the topology of Redis.
     #[prost(string, tag = "5")]
     pub store: ::prost::alloc::string::String,
     /// A dashboard for more than the last hour; empty if the setting `console.grafana_url` is not set.
@@ -832,7 +833,7 @@ pub struct ActivityPeriod {
     pub latency_p50_us: u64,
     #[prost(uint64, tag = "15")]
     pub latency_p99_us: u64,
-    /// The hits of classes with limits that they share or that shed.
+    /// The hits of each class, of rules with classes and of rules that shed.
     #[prost(message, repeated, tag = "16")]
     pub classes: ::prost::alloc::vec::Vec<ClassActivity>,
     /// Number of denied requests.
@@ -1138,7 +1139,7 @@ pub struct SimulatedEntity {
     #[prost(message, optional, tag = "2")]
     pub outcomes: ::core::option::Option<Outcomes>,
 }
-/// Allowed and denied hits in consecutive steps of equal length.
+/// Allowed and denied hits in consecutive steps of equal length. In `SimulateResponse.series`: allowed and denied requests.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct SimulatedSeries {
     #[prost(message, optional, tag = "1")]

@@ -37,7 +37,7 @@ pub struct PullResponse {
     /// Increments after the position are missing. The caller must copy the counters.
     #[prost(bool, tag = "2")]
     pub copy_needed: bool,
-    /// Position before and after the increments. The caller ignores the response if it is not at `after`.
+    /// Position before and after the increments. A caller whose position is not `after` ignores the response.
     #[prost(uint64, tag = "3")]
     pub after: u64,
     #[prost(uint64, tag = "4")]
@@ -122,7 +122,7 @@ pub struct LargeNumbers {
     #[prost(uint64, optional, tag = "2")]
     pub burst: ::core::option::Option<u64>,
 }
-/// Windows of a calendar. A field that its windows do not have is absent.
+/// Windows of a calendar. A field that does not apply to its windows is absent.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Calendar {
     /// Name in the IANA database.
@@ -131,13 +131,13 @@ pub struct Calendar {
     /// First day of a week, from 1 for Monday.
     #[prost(uint32, optional, tag = "6")]
     pub week_starts: ::core::option::Option<u32>,
-    /// First month, from 1.
+    /// First month of a period of several months, from 1 for January.
     #[prost(uint32, optional, tag = "7")]
     pub month: ::core::option::Option<u32>,
-    /// First day of the month.
+    /// Day of the month on which a window begins, from 1.
     #[prost(uint32, optional, tag = "8")]
     pub day: ::core::option::Option<u32>,
-    /// Local time of day, in seconds.
+    /// Local time of day at which a window begins, in seconds.
     #[prost(uint32, optional, tag = "9")]
     pub at_s: ::core::option::Option<u32>,
     /// Number of hours, days, weeks or months of a window; one of them is set.
@@ -188,7 +188,7 @@ pub struct Position {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct CounterCopy {
-    /// As in Increment.
+    /// The first 88 bits of the SHA-256 of the counter's name, as in Increment.
     #[prost(bytes = "bytes", tag = "1")]
     pub counter: ::prost::bytes::Bytes,
     /// The state as the memory store keeps it.

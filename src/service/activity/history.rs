@@ -45,7 +45,7 @@ pub struct Period {
     pub start: u64,
     /// Length in microseconds.
     pub length: u64,
-    /// Number of requests decided.
+    /// Number of requests for which a decision was made or attempted.
     pub requests: u64,
     /// Number of denied requests.
     #[serde(default)]

@@ -1,5 +1,5 @@
-//! [`InstanceActivity`]: the activity of one instance for the others, which they exchange through Redis or with their peers while
-//! there are viewers. [`Others`]: the latest report of each other instance.
+//! [`InstanceActivity`]: the activity of one instance for the others, which they exchange through Redis or with their
+//! peers while there are viewers. [`Others`]: the latest report of each other instance.
 
 use std::{
     collections::BTreeMap,
@@ -96,7 +96,7 @@ pub(super) struct Instances {
 }
 
 impl Instances {
-    /// Returns `None` if the counters are in memory.
+    /// Returns the exchange, or `None` if the store is not Redis.
     pub(super) fn new(store: &AnyStore) -> Option<Self> {
         Some(Self { redis: store.redis()?.clone(), is_read: false })
     }
@@ -126,11 +126,11 @@ impl Instances {
 pub(super) struct Sums {
     /// The last hour.
     pub(super) steps: Vec<Period>,
-    /// The last seconds.
+    /// The last 10 seconds.
     pub(super) current: Period,
 }
 
-/// Adds the reports of other instances: the periods by their start, and the decisions of the last seconds.
+/// Adds the reports of other instances: the periods by their start, and the decisions of the last 10 seconds.
 pub(super) fn sum<'a>(own: Sums, others: impl Iterator<Item = &'a InstanceActivity>) -> Sums {
     let mut current = own.current;
     let mut steps: BTreeMap<u64, Period> = own.steps.into_iter().map(|step| (step.start, step)).collect();

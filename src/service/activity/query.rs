@@ -7,28 +7,29 @@ use crate::engine::{RankBy, TopEntities};
 /// The order of rules on the same level.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RuleOrder {
-    /// Most denied requests of the last ten minutes first, then of the last hour, then most requests.
+    /// By denied requests of the last ten minutes, then of the last hour, then by requests; the highest numbers first.
     #[default]
     Denied,
     /// The order of the rule files.
     File,
 }
 
-/// Which entities to return.
+/// A query for top entities.
 #[derive(Clone, Debug, Default)]
 pub struct TopQuery {
     /// The number by which entities are ranked.
     pub rank_by: RankBy,
     /// Maximum number of entities.
     pub max_entities: usize,
-    /// Time to count.
+    /// Length of the time up to now for which requests are counted.
     pub period: Duration,
     /// Whether to add the reports of the other instances: their entities of the last five minutes, or of the last hour.
     pub all_instances: bool,
 }
 
 impl TopQuery {
-    /// Returns the time to count. All instances count the same one.
+    /// Returns the length of the time for which requests are counted. For all instances, it is five minutes or an hour,
+    /// because reports have no other periods.
     pub(super) fn period(&self) -> Duration {
         let period = self.period.min(TopEntities::MAX_PERIOD);
         if !self.all_instances {
@@ -38,7 +39,7 @@ impl TopQuery {
     }
 }
 
-/// Which rows of the tree to return.
+/// A query for rows of the tree of rules.
 #[derive(Clone, Debug, Default)]
 pub struct RuleQuery {
     /// Search terms, separated by spaces. A rule must contain each.

@@ -65,10 +65,11 @@ struct RankedEntity {
     /// The target of the entity's limit, as text.
     target: String,
     rule: String,
-    /// Upper bound and maximum error.
+    /// Upper bound and maximum error of the number of requests.
     requests: [u64; 2],
+    /// Upper bound and maximum error of the number of hits.
     hits: [u64; 2],
-    /// Microseconds since the Unix epoch.
+    /// Time since which the entity has been counted, in microseconds since the Unix epoch.
     since: u64,
 }
 

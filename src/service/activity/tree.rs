@@ -18,7 +18,7 @@ use crate::{
     rules::{Rule, RuleEntries},
 };
 
-/// The parent of a domain.
+/// Value of [`Node::parent`] for a domain, which has no parent.
 const NO_PARENT: u32 = u32::MAX;
 
 /// The requests and hits of a rule, or of several. Rates are averages of some ten seconds (`RATE_TIME`).
@@ -87,7 +87,7 @@ struct Node {
     depth: u32,
     parent: u32,
     rule: Option<u32>,
-    /// The first node after this one and those below.
+    /// Index of the first node after this node and the nodes below it.
     end: u32,
 }
 
@@ -172,7 +172,7 @@ impl Tree {
         &self.entries[rule]
     }
 
-    /// Returns the number of limits of entities that have the keys of a rule.
+    /// Returns the number of overrides that set the limit of an entity with the keys of a rule.
     pub(super) fn overrides(&self, rule: usize, snapshot: &Snapshot) -> u32 {
         let keys: Vec<&str> = self.entries[rule].iter().map(|(key, _)| &**key).collect();
         let domain = &self.snapshot.rule_set().rules()[rule].labels[0];
@@ -212,7 +212,7 @@ pub(super) struct View {
     tree: Arc<Tree>,
     /// Nodes of the tree.
     pub(super) rows: Vec<u32>,
-    /// Number of rules among them.
+    /// Number of rules among the rows.
     pub(super) rules: usize,
     /// Whether `hits` does not include the nodes below.
     pub(super) is_flat: bool,

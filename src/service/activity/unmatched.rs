@@ -15,19 +15,19 @@ use crate::{
     rules::{RuleEntries, RuleSet},
 };
 
-/// Time without such descriptors after which they are logged again.
+/// Time without descriptors of a group after which the group is logged again.
 const QUIET_PERIOD: Micros = Micros::from_secs(600);
-/// Maximum number of messages at one time.
+/// Maximum number of groups that one poll logs.
 const MAX_MESSAGES: usize = 10;
 /// Maximum number of rules whose keys are compared.
 const MAX_COMPARED_RULES: usize = 2_000;
-/// Maximum distance of two first keys that are similar, in letters.
+/// Maximum edit distance of two similar first keys, in letters.
 const MAX_DISTANCE: usize = 2;
 
 /// Descriptors without a rule that have the same domain and the same keys, or the same unknown domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Unmatched {
-    /// The domain; `other` for those that are counted together.
+    /// The domain; `other` for descriptors that are counted together, because there are too many groups.
     pub domain: String,
     /// The keys in their order; empty for an unknown domain.
     pub keys: Vec<String>,
@@ -37,16 +37,16 @@ pub struct Unmatched {
     pub recent: u64,
     /// Number of descriptors since the start of the process.
     pub total: u64,
-    /// Time of the first one, in microseconds since the Unix epoch.
+    /// Time of the first descriptor, in microseconds since the Unix epoch.
     pub first: u64,
-    /// Time of the latest one.
+    /// Time of the latest descriptor, in microseconds since the Unix epoch.
     pub latest: u64,
     /// Path of the rule with the most similar keys, or the domain that is most similar to an unknown one; empty if there
     /// is none.
     pub nearest: String,
 }
 
-/// Adds up the groups of this instance and of others. Returns the sums, those with the most recent requests first.
+/// Adds up the groups of this instance and of others. Returns the sums in descending order of `recent`.
 pub(super) fn add<'u>(own: &'u [Unmatched], others: impl Iterator<Item = &'u Unmatched>) -> Vec<Unmatched> {
     let mut sums: HashMap<(String, Vec<String>, bool), Unmatched> = HashMap::new();
     for group in own.iter().chain(others) {
@@ -117,7 +117,7 @@ impl UnmatchedTable {
         }
     }
 
-    /// Returns the groups with descriptors after a time without any.
+    /// Returns the groups that have descriptors for the first time, or after more than [`QUIET_PERIOD`] without any.
     fn begun(&mut self, groups: Vec<UnmatchedGroup>) -> Vec<UnmatchedGroup> {
         let mut begun = Vec::new();
         for group in groups {
@@ -205,7 +205,8 @@ impl<'r> Search<'r> {
     }
 }
 
-/// How much the keys of a rule differ from those of a descriptor. The first field that differs decides.
+/// The difference between the keys of a rule and those of a descriptor. Two distances are compared by their first
+/// field that differs.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Distance {
     /// Number of keys that both have.

@@ -1,6 +1,7 @@
 //! A change of overrides, as an operator requests it ([`ChangeRequest`]) and as it was made ([`AppliedChange`]).
 //!
-//! A store holds texts. They are written once, by [`check_values`], and read once, by [`ReadOverride`].
+//! A store holds overrides as texts. Before a write, [`check_values`] makes texts of them. [`ReadOverride`] reads the
+//! texts of a change.
 
 use super::{ChangeError, ChangeInfo, MAX_VALUE_BYTES, format};
 use crate::{
@@ -51,7 +52,7 @@ impl ChangeRequest {
         Overrides::check_beginning(&entry, now).map_err(|error| self.invalid(error))
     }
 
-    /// Returns the write that the request asks for.
+    /// Returns the write that makes the requested change.
     pub(super) fn to_write(&self, info: &ChangeInfo) -> NewWrite {
         let entry = self.entry(info, Micros::new(info.at));
         NewWrite { target: self.target.clone(), entry, expected: self.expected }
@@ -66,8 +67,8 @@ impl ChangeRequest {
 ///
 /// # Errors
 ///
-/// Returns an error if a target, a value or an end is invalid, if there are too many requests, or if the author or the
-/// reason is.
+/// Returns an error if a target, a value, an end, the author or the reason is invalid, if there are no requests or too
+/// many, or if a target occurs twice.
 pub(super) fn check(
     requests: &[ChangeRequest],
     info: &ChangeInfo,
@@ -143,7 +144,7 @@ pub(super) fn check_values(
     Ok(checked)
 }
 
-/// Puts an override that an operator sets.
+/// Puts an override that an operator sets. A planned one must also be possible after its beginning.
 fn put(overrides: &mut Overrides, entry: Override, options: Options) -> Result<(), OverrideError> {
     if entry.target.beginning().is_some() {
         overrides.can_put(&entry, options)?;
@@ -211,7 +212,7 @@ impl AppliedChange {
 pub(super) enum NewValue {
     Set(Override),
     Removed,
-    /// Another version of the service may be able to read it.
+    /// A text that this version of the service cannot read. Another version may be able to.
     Unreadable,
 }
 

@@ -152,7 +152,7 @@ impl Context {
         writes
     }
 
-    /// Returns the author of a change that removes expired overrides.
+    /// Returns author, reason and time of a change that removes expired overrides.
     pub(super) fn expiry_info(&self) -> ChangeInfo {
         ChangeInfo { author: "sluicegate".into(), reason: "expired".into(), at: self.clock.now().get() }
     }
@@ -193,7 +193,8 @@ impl Context {
     }
 }
 
-/// Returns the overrides with those in force that have begun until `now`.
+/// Returns the overrides in force at `now`: those of the store, with planned ones that have begun in place of those of
+/// their targets.
 pub(super) fn in_force_at(stored: &Overrides, now: Micros, options: Options) -> Overrides {
     let mut in_force = stored.clone();
     in_force.begin_planned(now, options);

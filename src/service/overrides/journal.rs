@@ -236,7 +236,8 @@ impl JournalReplication {
         if is_read_only && !was_read_only {
             tracing::warn!(
                 path = self.file.as_ref().map(|file| file.display().to_string()),
-                "another process holds the override journal: its overrides are in force, and read-only until it ends"
+                "another process holds the override journal: the overrides in it are in force, and cannot be changed \
+                 until that process ends"
             );
         }
         if was_read_only && !is_read_only {
@@ -284,7 +285,8 @@ impl JournalReplication {
         Ok(applied)
     }
 
-    /// Writes a change to the journal. If it may not have been written, it must not come into force.
+    /// Writes a change to the journal. After an error, the change must not come into force, because it may not have
+    /// been written.
     pub(super) async fn append(&self, state: &State, change: &Change) -> Result<(), OverrideStoreError> {
         let change = change.clone();
         self.write_journal(state, move |journal, count, before| journal.write(&change, count, before)).await
@@ -299,7 +301,8 @@ impl JournalReplication {
         self.write_journal(state, move |journal, count, before| journal.write_overrides(&newer, count, before)).await
     }
 
-    /// Writes on another thread. `write` receives the number of overrides, and a function that returns all of them.
+    /// Writes the journal on another thread. `write` receives the number of overrides, and a function that returns all
+    /// of them.
     async fn write_journal(
         &self,
         state: &State,
@@ -324,7 +327,7 @@ impl JournalReplication {
     }
 }
 
-/// Returns the cursor and all overrides before a write, to rewrite the file.
+/// A function that returns the cursor and all overrides before a write, to rewrite the file of the journal.
 type BeforeWrite = Box<dyn FnOnce() -> (Cursor, Vec<Versioned>)>;
 
 impl State {

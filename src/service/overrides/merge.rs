@@ -121,7 +121,8 @@ impl MemberExchange {
         ValidVersions::at(self.replication.context.clock.now())
     }
 
-    /// Returns the changes after a position, or all overrides and the recent changes without one.
+    /// Returns the changes after a position. Without a position, or if the journal does not have all changes after it,
+    /// returns all overrides and the recent changes.
     pub async fn changes_for_peer(&self, after: Option<u64>) -> PeerOverrides {
         let state = self.replication.state.lock().await;
         let journal = self.journal();

@@ -69,7 +69,7 @@ impl OverrideSync {
             "1 while another process holds the override journal, so that overrides cannot be changed",
             |this| this.status().is_read_only.into(),
         );
-        registrar.gauge("sluicegate_overrides_journal_bytes", "Length of the override journal", |this| {
+        registrar.gauge("sluicegate_overrides_journal_bytes", "Length of the override journal in bytes", |this| {
             match &this.replication {
                 Replication::Redis(_) => 0,
                 Replication::Journal(journal) => journal.bytes(),

@@ -172,18 +172,18 @@ pub struct OverrideSync {
     switch_file: Option<PathBuf>,
     /// Version of the switch file that was read at the start.
     first_switch_file: Mutex<Option<FileVersion>>,
-    /// Numbers of overrides that match nothing.
+    /// Numbers of overrides without effect.
     without_effect: WithoutEffect,
 }
 
-/// How the overrides of this instance follow those of others.
+/// The source that the overrides of this instance follow: Redis, or the journal of this instance.
 enum Replication {
     Redis(Box<RedisReplication>),
     Journal(Arc<JournalReplication>),
 }
 
 impl OverrideSync {
-    /// Creates an instance without overrides. [`start`](Self::start) loads them.
+    /// Creates the component, without overrides. [`start`](Self::start) loads them.
     #[must_use]
     pub fn new(
         store: OverrideStore,
@@ -301,8 +301,8 @@ impl OverrideSync {
     ///
     /// # Errors
     ///
-    /// Returns an error if a target, a value or an end is invalid, if there are too many requests, or if the author or the
-    /// reason is.
+    /// Returns an error if a target, a value, an end, the author or the reason is invalid, if there are no requests or
+    /// too many, or if a target occurs twice.
     pub fn check(&self, requests: &[ChangeRequest], info: &ChangeInfo) -> Result<(), ChangeError> {
         change::check(requests, info, self.context.options, self.context.clock.now())
     }

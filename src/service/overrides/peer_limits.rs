@@ -19,7 +19,8 @@ use crate::{
 
 /// Highest version that is valid independently of the clock. No journal ever reaches this number of changes.
 const VERSIONS_WITHOUT_CLOCK: u64 = 1 << 40;
-/// Maximum difference of two clocks with which a change of a member comes into force as soon as its version is valid.
+/// Maximum difference between the clocks of two members. A change whose version becomes valid within this time is
+/// merged later; other changes with too high a version are ignored.
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(86_400);
 /// Maximum length of the text of a target. [`Target::parse`] has a lower one for its normal form.
 const MAX_TARGET_BYTES: usize = 4_096;
@@ -27,12 +28,12 @@ const MAX_TARGET_BYTES: usize = 4_096;
 const MAX_ID_BYTES: usize = 256;
 /// Maximum length of the information about a change. The reason may contain notes about conflicts.
 const MAX_INFO_BYTES: usize = 32 << 10;
-/// Maximum total number of bytes of the overrides in a journal. A small change may exceed it, an operator's by a sixteenth
-/// and a member's by an eighth: overrides of a member that lies leave room for operators, and members have room for
-/// every change that another one accepts from an operator.
+/// Maximum total number of bytes of the overrides in a journal. A small change of an operator may exceed it by a
+/// sixteenth, and a small change of a member by an eighth. So overrides of a lying member leave room for operators, and
+/// a member has room for every change that another member accepts from an operator.
 const MAX_OVERRIDE_BYTES: usize = if cfg!(test) { 1 << 20 } else { 128 << 20 };
-/// Maximum number of bytes of the recent changes in memory up to which those of members are merged. The log of the
-/// journal has about four times this size.
+/// Maximum number of bytes of the recent changes in memory. Above it, changes of members are not merged, except small
+/// ones up to an eighth more. The log of the journal has about four times this size.
 const MAX_RECENT_BYTES: usize = 16 << 20;
 /// Maximum number of bytes of a small change.
 const SMALL_CHANGE_BYTES: usize = 8 << 10;
@@ -72,8 +73,8 @@ impl ValidVersions {
         }
     }
 
-    /// Returns the version. One that is never valid is replaced by a constant, so that members with different clocks
-    /// agree: version 0.1.0 stored every version of a member.
+    /// Returns the version, or a constant if it is never valid: members with different clocks must agree on it.
+    /// Journals can have such versions, because release 0.1.0 stored every version of a member.
     pub(super) const fn repair(self, version: u64) -> u64 {
         match self.validity(version) {
             Validity::Valid | Validity::Later => version,
@@ -178,7 +179,7 @@ pub(super) fn override_bytes(entry: &Override) -> usize {
 }
 
 /// Returns whether the change of an operator may be made, given the total bytes of overrides. Members could not merge
-/// others.
+/// a larger one.
 pub(super) fn may_be_made(change: &Change, override_bytes: usize) -> bool {
     let bytes = change_bytes(change);
     let max = if bytes <= SMALL_CHANGE_BYTES { MAX_OVERRIDE_BYTES / 16 * 17 } else { MAX_OVERRIDE_BYTES };

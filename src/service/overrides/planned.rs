@@ -1,8 +1,9 @@
 //! Overrides that begin later. Each instance puts them in force at their second, by its own clock and without the store.
 //!
-//! The overrides of a replication are those of the store, with planned ones beside those of their targets. A snapshot
-//! has what follows from them at a time ([`in_force_at`]): a planned override that has begun replaces that of its target.
-//! One instance then writes this to the store ([`Context::beginnings`]), or each instance to its own journal.
+//! A replication holds the overrides of the store, where a planned override and the override of its target are separate
+//! entries. A snapshot has the overrides in force at one time ([`in_force_at`]): a planned override that has begun
+//! replaces that of its target. The replacement is then written to the store ([`Context::beginnings`]): by one instance
+//! to Redis, or by each instance to its own journal.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -17,7 +18,8 @@ use crate::{
     store::overrides::MAX_CHANGES,
 };
 
-/// Maximum number of planned overrides in one change. Each is removed, and sets an override.
+/// Maximum number of planned overrides that begin in one change. Each needs two writes: one sets the override of the
+/// target, and one removes the planned override.
 const MAX_BEGINNINGS: usize = MAX_CHANGES / 2;
 
 /// The writes that follow from planned overrides that have begun. Each can be repeated.
@@ -25,7 +27,7 @@ const MAX_BEGINNINGS: usize = MAX_CHANGES / 2;
 pub(super) struct Beginnings {
     /// Sets the overrides under their own targets.
     pub(super) set: Vec<NewWrite>,
-    /// Removes the planned ones. Must not be executed before `set`.
+    /// Removes the planned overrides. Must not be executed before `set`.
     pub(super) remove: Vec<NewWrite>,
 }
 
@@ -43,8 +45,8 @@ impl Context {
         self.publish_again(&mut published);
     }
 
-    /// Publishes a snapshot if planned overrides have begun since the last one, or if a changed clock is before the
-    /// beginning of some.
+    /// Publishes a snapshot if planned overrides have begun since the last one, or if the clock was set back to a time
+    /// before the beginning of some.
     pub(super) fn publish_beginnings(&self) {
         let mut published = self.published.lock();
         if published.stored.due(self.clock.now()).count() != published.begun {
@@ -69,8 +71,8 @@ impl Context {
         left.clamp(Duration::from_millis(1), POLL_INTERVAL)
     }
 
-    /// Returns the writes for planned overrides that have begun: for the targets of some requests, or for those that began
-    /// first.
+    /// Returns the writes for planned overrides that have begun, for at most [`MAX_BEGINNINGS`] of them, the earliest
+    /// ones. If there are `requests`, only the overrides of their targets are considered.
     pub(super) fn beginnings(&self, stored: &Overrides, requests: Option<&[ChangeRequest]>) -> Beginnings {
         let now = self.clock.now();
         let mut by_target: BTreeMap<&Target, Vec<&Override>> = BTreeMap::new();
@@ -115,13 +117,14 @@ impl Context {
         Some(NewWrite { target: target.clone(), entry: Some(begun), expected: Some(version) })
     }
 
-    /// Returns the author of a change that puts planned overrides in force. The overrides keep their own authors.
+    /// Returns author, reason and time of a change that puts planned overrides in force. The overrides keep their own
+    /// authors.
     pub(super) fn beginning_info(&self) -> ChangeInfo {
         ChangeInfo { author: "sluicegate".into(), reason: "began as planned".into(), at: self.clock.now().get() }
     }
 }
 
-/// Returns whether one of the requests changes a target, which is not that of a planned override.
+/// Returns whether one of the requests changes `target`, now or later. `target` must not be that of a planned override.
 fn concern(requests: &[ChangeRequest], target: &Target) -> bool {
     requests.iter().any(|request| request.target.begun() == target)
 }

@@ -52,7 +52,8 @@ pub struct PeerRuleSets {
 }
 
 impl PeerRuleSets {
-    /// Keeps rule sets until their overrides arrive. Returns the number of those that do not have their digest.
+    /// Keeps rule sets until their overrides arrive. Returns the number of rule sets that are too large or do not have
+    /// their digest.
     ///
     /// Above [`MAX_KEPT`], only wanted rule sets are added: an old log can name many.
     pub(super) async fn add(&mut self, rule_sets: Vec<(String, String)>) -> u64 {

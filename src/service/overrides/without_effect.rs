@@ -19,7 +19,7 @@ use crate::engine::{
 /// Time between two counts, if the rules or the overrides have changed.
 pub(crate) const COUNT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Numbers of overrides by kind of target.
+/// Numbers of overrides without effect, by kind of target.
 #[derive(Default)]
 pub(super) struct WithoutEffect {
     limits: AtomicU64,
@@ -27,7 +27,7 @@ pub(super) struct WithoutEffect {
     switches: AtomicU64,
 }
 
-/// The numbers of one set of rules and overrides.
+/// Numbers of overrides without effect in one snapshot, by kind of target.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Counts {
     limits: u64,
@@ -36,7 +36,7 @@ struct Counts {
 }
 
 impl WithoutEffect {
-    /// Returns the numbers with the names of the kinds.
+    /// Returns the number for each kind of target, with the name of the kind.
     pub(super) fn by_kind(&self) -> [(&'static str, u64); 3] {
         [
             ("limit", self.limits.load(Relaxed)),

@@ -7,7 +7,7 @@ use crate::{
 
 /// Shortest time between two reports from which a rate is computed.
 const MIN_ELAPSED: Micros = Micros::new(500_000);
-/// A number of milliseconds that do not pass.
+/// Value of [`Bucket::review_after`] if no review is planned.
 const NEVER: u32 = u32::MAX;
 
 /// A bucket that the caller reports.
@@ -29,7 +29,8 @@ impl Bucket {
         Self { held, used_at: now.ceil_secs() as u32, rates: [f32::NAN; 2], review_after: NEVER }
     }
 
-    /// Returns whether the caller may keep the quota of an earlier stream: nothing is free as long as that is reserved.
+    /// Returns whether the caller keeps the quota of an earlier stream for now, because that quota has not ended and
+    /// `assignment` has no share.
     pub(super) fn keeps_former(&self, assignment: &Assignment, now: Micros) -> bool {
         self.held.quota.is_none() && now < self.held.ends_at && assignment.share == Some(0)
     }
@@ -46,8 +47,8 @@ impl Bucket {
     }
 
     /// Returns the rest of the quota's lifetime if it need not be extended now: the caller had much fewer requests than
-    /// before and than the quota allows, and the quota lasts until another report. If that is similar, the share is free
-    /// sooner.
+    /// before and than the quota allows, and the quota lasts until the next report. If the next report is similar, the
+    /// quota ends, and its share is free sooner.
     pub(super) fn unextended_lifetime(&self, elapsed: Micros, now: Micros) -> Option<Micros> {
         let Some(Quota::TokenBucket(bucket)) = self.held.quota else {
             return None;

@@ -1,9 +1,9 @@
 //! [`QuotaSession`]: one stream of Envoy's quota protocol, on which a caller reports the requests of its buckets and
 //! receives a quota for each.
 //!
-//! Each report is answered with a quota, so a quota lasts for several intervals between reports. Between reports the
-//! session counts hits in advance, once a second. It also finds quotas that a change of rules or overrides affects,
-//! for limits that have hits again, and for buckets without requests, which the caller is to forget.
+//! Each report is answered with a quota, which lasts for several intervals between reports. Once a second the session
+//! counts hits in advance. It also sends new quotas after a change of rules or overrides, and when a limit has hits
+//! again, and instructs the caller to forget buckets without requests.
 
 mod bucket;
 mod bucket_id;
@@ -105,15 +105,15 @@ pub struct Usage {
     pub allowed: u64,
     /// Number of denied requests.
     pub denied: u64,
-    /// The caller's time since its last report. Above 0 in the first report of a bucket on a stream, the caller has had the
-    /// bucket on an earlier stream.
+    /// The caller's time since its last report. If it is above 0 in the first report of a bucket on a stream, the
+    /// caller has had the bucket on an earlier stream.
     pub elapsed: Micros,
 }
 
 /// An instruction to a caller about a bucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BucketAction {
-    /// Limit its requests by the quota for this time.
+    /// Limit the requests of the bucket by the quota for this time.
     Assign(BucketId, Quota, Duration),
     /// Forget the bucket until its next request.
     Abandon(BucketId),
@@ -150,7 +150,7 @@ pub struct Quotas {
     streams: Arc<Streams>,
 }
 
-/// What is known of all streams.
+/// Counts of all streams, and the names of their callers.
 #[derive(Default)]
 struct Streams {
     count: AtomicU64,
@@ -162,7 +162,7 @@ struct Streams {
     log_rejected: LogThrottle,
     log_ambiguous: LogThrottle,
     log_ambiguous_name: LogThrottle,
-    /// The last stream of each named caller. Both have numbers.
+    /// The random number of the last stream of each named caller, by the number of the caller's name.
     names: Mutex<HashMap<u64, u64>>,
 }
 
@@ -180,8 +180,8 @@ impl Quotas {
         registrar.gauge("sluicegate_quota_streams", description, |streams| streams.count.load(Relaxed));
         let description = "Number of buckets that callers of Envoy's quota protocol (RLQS) report, on all streams";
         registrar.gauge("sluicegate_quota_buckets", description, |streams| streams.buckets.load(Relaxed));
-        let description = "Reports about buckets of Envoy's quota protocol (RLQS) that were denied, because their stream \
-                           had as many buckets as quotas.max_buckets leaves to it";
+        let description = "Reports about buckets of Envoy's quota protocol (RLQS) for which there was no room, because \
+                           their stream had as many buckets as quotas.max_buckets leaves to it";
         registrar
             .counter("sluicegate_quota_rejected_buckets_total", description, |streams| streams.rejected.load(Relaxed));
     }
@@ -223,7 +223,7 @@ pub struct QuotaSession {
     quotas: Quotas,
     /// The domain of the first message; empty before it.
     domain: Box<str>,
-    /// A random number.
+    /// A random number that identifies the stream.
     stream: u64,
     /// The number of the caller's name.
     name: Option<u64>,
@@ -247,7 +247,7 @@ struct Reported {
     demand: Option<f64>,
     /// Time since the last report.
     elapsed: Micros,
-    /// Time for which the caller keeps its quota, if it may soon have a smaller one.
+    /// The rest of the quota's lifetime, if the report does not extend it ([`Bucket::unextended_lifetime`]).
     lifetime: Option<Micros>,
 }
 
@@ -264,8 +264,8 @@ const NO_REPORT: Reported = Reported { allowed: 0, denied: 0, demand: None, elap
 impl QuotaSession {
     /// Counts the reports of one message, and returns the next quota of each reported bucket.
     ///
-    /// If there is no room for a new bucket, its requests are denied. Without an answer, the caller would probably admit
-    /// all of them.
+    /// If there is no room for a new bucket, its requests are denied if they have a limit. Without an answer, the
+    /// caller would probably admit all of them.
     ///
     /// # Errors
     ///
@@ -446,7 +446,7 @@ impl QuotaSession {
         }
     }
 
-    /// Counts hits in advance. Quotas of limits that are used up must be reviewed.
+    /// Counts hits in advance. A quota becomes due for a review if its limit is used up or has changed.
     async fn prepay(&mut self, now: Micros) {
         let session = &*self;
         let mut payments = Vec::new();
@@ -466,7 +466,8 @@ impl QuotaSession {
         }
     }
 
-    /// Returns the caller's number: that of its name, unless a later stream has the same one.
+    /// Returns the number of the caller: that of its name. Without a name, or if a later stream has the same name, it
+    /// is that of the stream.
     fn caller(&self) -> u64 {
         self.name.filter(|name| self.owns(*name)).unwrap_or(self.stream | 1)
     }
@@ -475,7 +476,7 @@ impl QuotaSession {
         self.quotas.streams.names.lock().get(&name) == Some(&self.stream)
     }
 
-    /// Returns a report to the engine.
+    /// Returns the report about a bucket for the engine.
     fn bucket_report<'a>(&'a self, bucket: &'a BucketId, report: &Reported, held: HeldQuota) -> BucketReport<'a> {
         let bucket = self.descriptors.get(bucket).unwrap_or(bucket);
         BucketReport {
@@ -595,7 +596,8 @@ impl QuotaSession {
             tracing::warn!(
                 domain = &*self.domain,
                 order = keys.join(", "),
-                "several rules match the entries of a quota bucket, in different orders of its keys; only the rule with this order applies"
+                "several rules match the entries of a quota bucket, in different orders of its keys; only the rule \
+                 with this order applies"
             );
         }
         order

@@ -14,8 +14,8 @@ use toml::{Table, Value};
 pub use self::variables::{Effect, VARIABLES, Variable};
 use super::variables::insert;
 
-/// Settings of both signals, and the settings of one signal that refine them. A general setting that an operator sets
-/// replaces refinements from variables.
+/// Settings of traces and metrics together, each with the settings of traces or metrics alone that refine it. A general
+/// setting that an operator sets replaces refinements from variables.
 pub(super) const REFINEMENTS: [(&str, [&str; 2]); 2] = [
     ("telemetry.otlp.endpoint", ["telemetry.otlp.traces_endpoint", "telemetry.otlp.metrics_endpoint"]),
     ("telemetry.otlp.headers", ["telemetry.otlp.traces_headers", "telemetry.otlp.metrics_headers"]),
@@ -69,7 +69,7 @@ impl OpenTelemetrySettings {
         result
     }
 
-    /// Returns the settings as a table for the layers of settings.
+    /// Returns the settings as a TOML table.
     pub(super) fn table(&self) -> Table {
         let mut all = Table::new();
         for (setting, value) in &self.values {
@@ -118,7 +118,7 @@ impl OpenTelemetrySettings {
         }
     }
 
-    /// Sets the default address of the specification for the protocol `http`, which has a port of its own.
+    /// Sets the endpoint to the specification's default for the protocol `http`, unless a variable sets the endpoint.
     fn set_default_port(&mut self) {
         let is_http = self.values.get(PROTOCOL).and_then(Value::as_str) == Some("http");
         if is_http && !self.has(ENDPOINT) {

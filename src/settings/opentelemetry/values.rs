@@ -98,12 +98,14 @@ pub(super) fn compression(text: &str) -> Result<Value, &'static str> {
     }
 }
 
-/// Parses a switch that turns the export off. As in the specification, every value except `true` means false.
+/// Parses `OTEL_SDK_DISABLED`, and returns whether exports are enabled. As in the specification, only `true` disables
+/// them.
 pub(super) fn enabled(text: &str) -> Result<Value, &'static str> {
     Ok(Value::from(!text.eq_ignore_ascii_case("true")))
 }
 
-/// Returns the proportion of requests that start a trace with a sampler.
+/// Returns the share of requests for which `sampler` starts a trace, from 0 to 1. `argument` is the value of
+/// `OTEL_TRACES_SAMPLER_ARG`.
 pub(super) fn sample_ratio(sampler: &str, argument: Option<&str>) -> Result<f64, &'static str> {
     match sampler {
         "parentbased_always_on" => Ok(1.0),

@@ -1,7 +1,8 @@
 //! [`VARIABLES`]: the variables of OpenTelemetry that concern this service or envoyproxy/ratelimit, and their effects.
 //!
 //! envoyproxy/ratelimit (main of July 2026) uses the exporters and the SDK of opentelemetry-go 1.43, which read variables
-//! themselves. It sets the name of the service and the sampler after that, and selects the exporter and the propagators.
+//! themselves. envoyproxy/ratelimit then sets the name of the service and the sampler, and selects the exporter and the
+//! propagators.
 
 use super::values::{self, Parser};
 
@@ -9,7 +10,7 @@ use super::values::{self, Parser};
 pub struct Variable {
     /// Name of the variable.
     pub name: &'static str,
-    /// Effect of the variable here.
+    /// Effect of the variable on this service.
     pub effect: Effect,
     /// Whether the variable has an effect in envoyproxy/ratelimit.
     pub is_read_there: bool,
@@ -17,7 +18,7 @@ pub struct Variable {
     pub overridden: Option<&'static str>,
 }
 
-/// Effect of a variable here.
+/// Effect of a variable on this service.
 #[derive(Clone, Copy)]
 pub enum Effect {
     /// The variable is one setting. The parser converts its value.
@@ -47,17 +48,17 @@ const BY_NAME: &str = "TRACING_SERVICE_NAME or its default has precedence";
 const BY_RATE: &str = "TRACING_SAMPLING_RATE or its default has precedence";
 const BY_PROTOCOL: &str = "TRACING_EXPORTER_PROTOCOL or its default has precedence";
 
-/// A variable that has an effect in envoyproxy/ratelimit.
+/// Creates a variable that has an effect in envoyproxy/ratelimit.
 const fn read_there(name: &'static str, effect: Effect) -> Variable {
     Variable { name, effect, is_read_there: true, overridden: None }
 }
 
-/// A variable that has no effect in envoyproxy/ratelimit.
+/// Creates a variable that has no effect in envoyproxy/ratelimit.
 const fn unread_there(name: &'static str, effect: Effect) -> Variable {
     Variable { name, effect, is_read_there: false, overridden: None }
 }
 
-/// A variable that a variable of envoyproxy/ratelimit overrides.
+/// Creates a variable that a variable of envoyproxy/ratelimit overrides.
 const fn overridden(name: &'static str, effect: Effect, reason: &'static str) -> Variable {
     Variable { name, effect, is_read_there: false, overridden: Some(reason) }
 }

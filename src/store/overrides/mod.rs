@@ -19,7 +19,7 @@ pub use sluicegate_store::overrides::{
 
 use super::{AnyStore, StoreError, redis::Redis};
 
-/// Where overrides are stored: in Redis, or in this instance's journal.
+/// The store of overrides: Redis, or this instance's journal.
 #[derive(Clone)]
 pub enum OverrideStore {
     /// A file of this instance, or only its memory.

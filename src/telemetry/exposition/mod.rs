@@ -21,7 +21,7 @@ pub enum Exposition {
 }
 
 impl Exposition {
-    /// Returns the format with the highest quality in an `Accept` header; the text format if it contains none of them.
+    /// Returns the format with the highest quality in an `Accept` header; the text format if it names no format.
     #[must_use]
     pub fn accepted(accept: &str) -> Self {
         let mut best = Self::Text;

@@ -1,4 +1,4 @@
-//! Fuzz target: mapping files of statsd.
+//! Fuzz target: mapping files of `statsd_exporter`.
 #![allow(clippy::missing_panics_doc, reason = "every target panics if a promise is broken")]
 
 use super::{Mapping, RESPONSE_TIME};

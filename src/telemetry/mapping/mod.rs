@@ -2,7 +2,7 @@
 //! envoyproxy/ratelimit takes the same file (`PROMETHEUS_MAPPER_YAML`).
 //!
 //! The only timer is the response time. It has the buckets in which it is measured, regardless of buckets and quantiles
-//! in the file. `observer_type: histogram` writes them; otherwise only the count and the sum are written.
+//! in the file. `observer_type: histogram` writes the measured buckets; otherwise only count and sum are written.
 
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
@@ -128,9 +128,9 @@ impl Entry {
 /// A parsed mapping file.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// Entries with `*`, in the order in which they are matched.
+    /// Entries of the match type `glob` with the parts of `match` between dots, in the order in which they are tried.
     globs: Vec<(Vec<String>, Entry)>,
-    /// Entries with regular expressions, which are matched after the globs.
+    /// Entries of the match type `regex`, which are tried after the globs.
     patterns: Vec<(Regex, Entry)>,
     observer: Observer,
 }
@@ -327,7 +327,7 @@ fn captured<'n>(segments: &[String], name: &'n str) -> Option<Vec<&'n str>> {
     names.next().is_none().then_some(captured)
 }
 
-/// Expands a template: `$1` and `${1}` are the first captured part, `$0` is the whole name, and others are empty.
+/// Expands a template: `$1` and `${1}` are the first captured part, `$0` is `name`, and other references are empty.
 fn fill(template: &str, name: &str, captured: &[&str]) -> String {
     let mut text = String::new();
     let mut remaining = template;

@@ -128,7 +128,7 @@ impl Collector {
         }
     }
 
-    /// Waits on the runtime of the connection.
+    /// Waits for the time `pause`, on the runtime of the connection.
     pub(super) async fn pause(&self, pause: Duration) {
         // A timer can only be created inside of the runtime.
         let _ = self.runtime.spawn(async move { tokio::time::sleep(pause).await }).await;
@@ -179,7 +179,9 @@ impl Collector {
             let Ok(trailers) = frame?.into_trailers() else {
                 continue;
             };
-            return ok_or_status(Status::from_header_map(&trailers).unwrap_or_else(|| Status::unknown("no status")));
+            return ok_or_status(
+                Status::from_header_map(&trailers).unwrap_or_else(|| Status::unknown("the response has no status")),
+            );
         }
         Err(Status::unknown("the response has no status"))
     }

@@ -1,4 +1,4 @@
-//! [`OtlpSettings`].
+//! [`OtlpSettings`]: settings of the export to an OpenTelemetry collector.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -43,7 +43,7 @@ pub(super) enum Signal {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct OtlpSettings {
-    /// Whether `metrics` and `traces` apply. Without it, nothing is exported.
+    /// Whether `metrics` and `traces` apply. If `false`, nothing is exported.
     pub enabled: bool,
     /// Address: `http://host:4317`, or for HTTP `http://host:4318`, to which `/v1/traces` and `/v1/metrics` are added.
     /// With `https://`, the connection uses TLS.
@@ -84,7 +84,7 @@ pub struct OtlpSettings {
     pub interval: Duration,
     /// Whether to send traces.
     pub traces: bool,
-    /// Proportion of requests that start a trace. A sampling decision of the caller takes precedence.
+    /// Proportion of requests that start a trace, from 0 to 1. A sampling decision of the caller takes precedence.
     pub sample_ratio: f64,
 }
 
@@ -218,7 +218,8 @@ impl OtlpSettings {
         let mut headers = HeaderMap::new();
         for header in list {
             let Some((name, value)) = parse_header(header) else {
-                let message = "telemetry.otlp.headers must be a list of headers such as name=value";
+                let message = "telemetry.otlp.headers, traces_headers and metrics_headers must contain headers such as \
+                               name=value, without names that end in -bin";
                 return Err(TelemetryError(message.to_owned()));
             };
             headers.insert(name, value);

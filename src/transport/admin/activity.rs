@@ -189,7 +189,7 @@ fn write_row(row: RuleRow, snapshot: &Snapshot) -> api::RuleRow {
     }
 }
 
-/// Converts a number. Larger ones become the maximum.
+/// Converts a number to 32 bits. Larger ones become `u32::MAX`.
 fn to_u32(count: usize) -> u32 {
     u32::try_from(count).unwrap_or(u32::MAX)
 }

@@ -40,10 +40,10 @@ pub(super) fn read_target(target: Option<api::Target>) -> Result<Target, Status>
             })
         }
         TargetKind::Planned(api::PlannedTarget { from, target }) => {
-            let from = read_time("from", &from.ok_or_else(|| missing("the time from at which it begins"))?)?;
+            let from = read_time("from", &from.ok_or_else(|| missing("from: the time at which its override begins"))?)?;
             let target = target.map(|target| api::Target { target: Some(begun_kind(target)) });
             let planned = read_target(target)?.planned(from);
-            planned.ok_or_else(|| Status::invalid_argument("from must be before 2106-02-07T06:28:15Z"))?
+            planned.ok_or_else(|| Status::invalid_argument("from must be at most 2106-02-07T06:28:15Z"))?
         }
         TargetKind::Rules(_) => {
             return Err(Status::invalid_argument(
@@ -158,7 +158,7 @@ pub(super) fn write_override(entry: &engine::Override, origin: Origin) -> api::O
     }
 }
 
-/// Converts an override, with the name that the rules do not have, if there is one.
+/// Converts an override. `matches_nothing` is the name in its target or value that the rules do not contain, if any.
 pub(super) fn write_checked_override(
     entry: &engine::Override,
     origin: Origin,

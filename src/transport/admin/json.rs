@@ -51,7 +51,7 @@ pub(super) static SERVICE: LazyLock<Option<ServiceDescriptor>> = LazyLock::new(|
     pool.get_service_by_name("sluicegate.admin.v1.AdminService")
 });
 
-/// Handles a call. The body is read only if the method exists and the caller has its role.
+/// Handles a call. The body is read only if the method exists and the caller has the role that it requires.
 pub(super) async fn call(
     State(service): State<Arc<Service>>,
     Extension(caller): Extension<Caller>,

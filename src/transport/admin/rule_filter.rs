@@ -9,7 +9,7 @@ use crate::rules::{Rule, RuleSet};
 /// The rules that a text names.
 pub(super) struct RuleFilter<'t> {
     text: &'t str,
-    /// Domains and policies of the rules that the text names by a path.
+    /// Domain and policy name of each rule that the text names by its path, by its levels, or with its domain.
     rules: BTreeSet<(&'t str, &'t str)>,
 }
 
@@ -33,7 +33,7 @@ impl<'t> RuleFilter<'t> {
         Self { text, rules: named }
     }
 
-    /// Returns whether entities of the policy `policy` in `domain` are selected.
+    /// Returns whether entities of the rules with the policy name `policy` in `domain` are selected.
     pub(super) fn matches(&self, domain: &str, policy: &str) -> bool {
         self.text.is_empty() || self.text == policy || self.rules.contains(&(domain, policy))
     }

@@ -18,7 +18,7 @@ pub(super) async fn follow(activity: &Arc<Activity>, calls: &mut Calls, address:
         }
         match calls.activity(proto::ActivityRequest { protocol: PROTOCOL }).await {
             Ok(response) => activity.add_report(address, &response.report),
-            Err(error) => tracing::debug!(peer = %address, %error, "no activity of a peer"),
+            Err(error) => tracing::debug!(peer = %address, %error, "cannot read the activity of a peer"),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! [`Answers`]: answers in pages, with a bound on their memory for callers that read slowly or not.
+//! [`Answers`]: answers in pages, with a bound on their memory for callers that read slowly or not at all.
 
 use std::{
     collections::HashMap,
@@ -49,7 +49,7 @@ struct Making {
     networks: Mutex<HashMap<IpAddr, Weak<AsyncMutex<()>>, RandomState>>,
 }
 
-/// One answer.
+/// One answer in pages.
 struct Answer<T> {
     answers: Answers,
     network: Option<IpAddr>,
@@ -69,13 +69,13 @@ struct Slot<T>(Mutex<Current<T>>);
 // === impl Answers ===
 
 impl Answers {
-    /// Creates answers with at most half of the memory of members.
+    /// Creates the answers, which together hold at most half of the budget `members`.
     pub(super) fn new(members: &Budget) -> Self {
         Self { budget: members.share("answers to members", members.max_bytes() / 2), making: Arc::default() }
     }
 
-    /// Returns the pages of the parts. A part is made when the pages of the previous one have been read. If other
-    /// answers need its memory, the oldest answer ends with an error.
+    /// Returns the pages of the parts. A part is made when the pages of the previous one have been read. If its memory
+    /// is not free, the oldest of all answers ends with an error.
     pub(super) fn send<T: Send + 'static>(
         &self,
         caller: Option<IpAddr>,
@@ -197,7 +197,7 @@ impl<T: Send + 'static> Slot<T> {
     }
 }
 
-/// Frees the part of a slot when its memory is evicted. The slot owns the memory, so the reference is a weak one.
+/// Waker that frees the part of a slot when its memory is evicted. The slot owns the memory, so the reference is weak.
 struct Eviction<T>(Weak<Slot<T>>);
 
 impl<T: Send + 'static> Wake for Eviction<T> {

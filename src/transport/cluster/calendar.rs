@@ -22,7 +22,8 @@ pub(super) fn encode(period: Period, anchor: &Anchor) -> proto::Calendar {
     }
 }
 
-/// Decodes when the windows of a limit begin. Returns `None` if this version does not have the period, the zone or a number.
+/// Decodes when the windows of a limit begin. Returns `None` if this version does not have the period or the zone, or
+/// if a number is out of range.
 pub(super) fn decode(calendar: &proto::Calendar) -> Option<(Period, Anchor)> {
     let period = match calendar.period? {
         ProtoPeriod::Hours(1) => Period::Hour,

@@ -10,7 +10,7 @@ use super::members::network_of;
 
 /// Maximum number of subscribers that call from one network. Each can have a backlog.
 const MAX_SUBSCRIBERS: usize = 32;
-/// Maximum number of networks.
+/// Maximum number of networks with subscribers.
 const MAX_NETWORKS: usize = 1_000;
 
 /// An instance that pulls from this one.

@@ -24,7 +24,7 @@ use super::{
 
 /// Timeout of a pull, and of the next page of a copy or of overrides.
 const CALL_TIMEOUT: Duration = Duration::from_secs(2).saturating_add(PULL_WAIT);
-/// Maximum number of increments in a response: those of a minute in the shortest interval, and the merged ones.
+/// Maximum number of increments in a response: those of a minute at the shortest `cluster.sync`, and the merged ones.
 const MAX_INCREMENTS: usize = 20_000;
 /// Maximum number of counters and positions in one page of a copy.
 const MAX_COPY_ITEMS: usize = 20_000;
@@ -105,7 +105,7 @@ impl<Q, R: Checked> Decoder for CheckedCodec<Q, R> {
     }
 }
 
-/// Checks and decodes a response. One that no member sends has the status of a message that is too large.
+/// Checks and decodes a response. One that no member sends fails with `OUT_OF_RANGE`, like a message that is too large.
 pub(super) fn decode_checked<R: Checked>(bytes: Bytes) -> Result<R, Status> {
     R::check(&bytes).map_err(|error| Status::out_of_range(error.to_string()))?;
     R::decode(bytes).map_err(|error| Status::out_of_range(error.to_string()))

@@ -1,4 +1,4 @@
-//! [`Context`]: the state that the tasks share of which each reads the increments of one member (`follower`).
+//! [`Context`]: the state that all followers share. Each follower reads the increments of one member.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ pub(super) struct Context {
     /// Locked while a long batch is decoded, so that the memory of only one is needed.
     pub(super) decoding: Mutex<()>,
     pub(super) tls: Option<TlsSettings>,
-    /// First host in the settings.
+    /// Host of the first address in `cluster.peers`: the expected name of instances that DNS does not contain yet.
     pub(super) default_host: Option<String>,
     /// Port of the own listener.
     pub(super) port: u16,
-    /// Whether the counters of an instance have been copied; locked during a copy. One copy is enough for all origins
-    /// that the copied instance follows.
+    /// Whether the counters of an instance have been copied; locked during a copy. A copy contains the hits of all
+    /// instances that the copied instance follows, so one is enough.
     pub(super) has_copied: Mutex<bool>,
     pub(super) phase: watch::Receiver<Phase>,
     /// Stops the followers.

@@ -40,19 +40,20 @@ const FIRST_OVERRIDES_TIMEOUT: Duration = Duration::from_secs(5);
 const DUPLICATE_OVERRIDES_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of epochs that an address can have in a burst, and later in each second. A process needs time to start.
 const EPOCHS: (f64, f64) = (20.0, 0.2);
-/// Size of the responses that are handled on another thread.
+/// Size in bytes above which a response is handled on another thread.
 const LONG_RESPONSE_BYTES: usize = 64 << 10;
 /// Maximum number of bytes that a connection has received before they are read.
 const WINDOW_BYTES: u32 = 1 << 20;
 
-/// A connection to one address.
+/// The exchange with the instance at one address, over one connection at a time.
 pub(super) struct Follower {
     pub(super) context: Arc<Context>,
     pub(super) address: SocketAddr,
-    /// Number of copies of the counters that took too long.
+    /// Number of copies of the counters that were not complete.
     pub(super) incomplete_copies: u32,
-    /// The last epoch of the instance, and the allowance for others.
+    /// The last epoch of the instance.
     last_epoch: u64,
+    /// The allowance for further epochs.
     epochs: Allowance,
     /// Whether the episode of failures is logged.
     is_logged: bool,
@@ -63,7 +64,7 @@ pub(super) struct Follower {
 /// Channels between the exchange of hits and that of overrides with one instance.
 struct OverridesLink {
     positions: watch::Sender<OverridesPosition>,
-    /// Epoch of the instance that overrides are merged from.
+    /// Epoch of the instance after its overrides have been merged for the first time.
     merged: watch::Receiver<u64>,
 }
 
@@ -79,7 +80,7 @@ impl OverridesLink {
     }
 }
 
-/// End of the calls to an address.
+/// Reason for which the calls to an address have ended.
 enum Ended {
     /// The address is this instance's own.
     Own,
@@ -173,7 +174,7 @@ impl Follower {
         self.context.members.set_state(self.address, state);
     }
 
-    /// Connects, and exchanges hits and overrides until an error.
+    /// Connects, and exchanges hits and overrides until an error or one of the reasons in [`Ended`].
     async fn follow(&mut self, overrides: &mut OverridesFollower) -> Result<Ended, FollowError> {
         let channel = self.connect().await?;
         let budget = Arc::clone(&self.context.read_budget);
@@ -194,7 +195,7 @@ impl Follower {
         }
     }
 
-    /// Pulls increments until an error.
+    /// Pulls and applies increments until an error or one of the reasons in [`Ended`].
     async fn exchange_hits(&mut self, calls: &mut Calls, link: &mut OverridesLink) -> Result<Ended, FollowError> {
         let context = Arc::clone(&self.context);
         let mut leaving = context.leaving.subscribe();
@@ -313,7 +314,7 @@ impl Follower {
         calls.pull(request).await
     }
 
-    /// Connects to the address. Reads the certificates, which is therefore done for each connection.
+    /// Connects to the address. Reads the certificates for each connection, so that changed files take effect.
     async fn connect(&self) -> Result<Channel, FollowError> {
         let scheme = if self.context.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.address))?

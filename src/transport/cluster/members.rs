@@ -40,7 +40,7 @@ pub(super) enum MemberState {
     Own,
     /// The instance is also at another address, which is used.
     Duplicate,
-    /// The instance has responded, and waits until this one has joined.
+    /// The instance has responded. Its increments are applied after this one has joined.
     Contacted,
     /// The instance responds, and everything it has sent is applied.
     Connected,
@@ -50,11 +50,11 @@ pub(super) enum MemberState {
     Unavailable,
 }
 
-/// One address.
+/// One address of the table.
 struct Member {
     /// Host in the settings, for the verification of the certificate.
     host: Option<String>,
-    /// When a call named the address.
+    /// Time of the last call that named the address.
     called_at: Option<Instant>,
     state: MemberState,
     /// Epoch of the instance that responded last.
@@ -82,7 +82,7 @@ impl Members {
 
     /// Adds an address from which another instance called.
     ///
-    /// Returns `false` if the address is ignored, because calls from its network have added too many.
+    /// Returns `false` if the address is ignored: calls from its network have named too many, or the table is full.
     pub(super) fn discover(&self, address: SocketAddr) -> bool {
         let mut table = self.lock();
         if let Some(member) = table.get_mut(&address) {
@@ -149,8 +149,8 @@ impl Members {
         }
     }
 
-    /// Records that the instance with this epoch stops. Returns `false` if the caller's host is not that of the instance:
-    /// every member knows the epoch of each other one.
+    /// Records that the instance with this epoch stops. Returns `false` if the caller's host is not that of the
+    /// instance. The epoch alone proves nothing, because every member knows it.
     pub(super) fn set_left(&self, epoch: u64, caller: IpAddr) -> bool {
         let mut table = self.lock();
         let mut is_known = false;
@@ -284,7 +284,8 @@ fn make_room(table: &mut BTreeMap<SocketAddr, Member>, address: SocketAddr) -> b
     replaced.is_some_and(|replaced| table.remove(&replaced).is_some())
 }
 
-/// Returns the network that one caller can have: an IPv4 address, or the first 64 bits of an IPv6 address.
+/// Returns the network of an address, which one caller can have as a whole: an IPv4 address itself, or the first 64
+/// bits of an IPv6 address.
 pub(super) fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V4(address) => address.into(),

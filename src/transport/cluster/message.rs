@@ -30,7 +30,7 @@ const MAX_BATCH_CHANGES: usize = 1_100_000;
 const MAX_BATCH_LIMITS: usize = 200_000;
 /// Maximum number of resets in one batch.
 const MAX_BATCH_RESETS: usize = 20_000;
-/// Maximum length of a copied state. A log has seven kilobytes.
+/// Maximum length of a copied state, in bytes. That of a sliding log has up to seven kilobytes.
 const MAX_STATE_BYTES: usize = 64 << 10;
 /// Maximum number of resets in one increment. Operators reset counters one by one.
 const MAX_RESETS: usize = 1_000;
@@ -145,7 +145,7 @@ fn decode_increment(bytes: &Bytes, limits: usize) -> Result<Increment, MessageEr
     Ok(Increment::new(message.sequence, published_at, limits, changes).with_resets(resets.to_vec()))
 }
 
-/// Stands for a limit that no change refers to.
+/// Placeholder for a limit that this version does not support. No change refers to it.
 const UNSUPPORTED: Algorithm = Algorithm::FixedWindow(crate::algorithm::fixed_window::FixedWindow::DENY_ALL);
 
 fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
@@ -194,7 +194,7 @@ fn encode_limit(algorithm: &Algorithm) -> proto::Limit {
     }
 }
 
-/// Returns `None` if this version does not have the algorithm, or rejects its parameters.
+/// Decodes a limit. Returns `None` if this version does not have the algorithm, or rejects its parameters.
 fn decode_limit(limit: &proto::Limit) -> Option<Algorithm> {
     let (period, anchor) = match &limit.calendar {
         Some(calendar) => calendar::decode(calendar).map(|(period, anchor)| (Some(period), anchor))?,

@@ -79,7 +79,7 @@ const MAX_CONNECTIONS: usize = 1_024;
 const RESOLVE_INTERVAL: Duration = Duration::from_secs(2);
 /// Maximum time for which the shutdown waits until other instances have pulled the last hits.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(2);
-/// Instances that have pulled within this time are waited for.
+/// Maximum age of the last pull of an instance that the shutdown waits for.
 const ACTIVE_TIME: Duration = Duration::from_secs(2);
 
 /// Error returned when the exchange cannot be started.

@@ -33,7 +33,8 @@ const MAX_REST: Duration = Duration::from_secs(1);
 const MAX_PAGES: usize = 50_000;
 /// Maximum total number of bytes of the pages.
 const MAX_BYTES: usize = 512 << 20;
-/// Number of changes that a member can send in a burst, which is the length of its log, and later in each second.
+/// Number of changes that a member can send in a burst, which is the number that its journal keeps, and later in each
+/// second.
 const CHANGES: (f64, f64) = (1_000.0, 50.0);
 /// Number of bytes that a member can send in a burst, and later in each second.
 const BYTES: (f64, f64) = (33_554_432.0, 4_194_304.0);
@@ -45,7 +46,7 @@ pub(super) struct OverridesPosition {
     pub(super) changes: u64,
 }
 
-/// Merges the overrides of the instance at one address.
+/// The exchange of overrides with the instance at one address.
 pub(super) struct OverridesFollower {
     context: Arc<Context>,
     address: SocketAddr,

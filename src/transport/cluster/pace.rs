@@ -4,16 +4,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Time after which an answer without news is expected. Members wait a second before they send one.
+/// Time before which an answer without news is too early. Members wait a second for news before they send one.
 const EARLY: Duration = Duration::from_millis(50);
 /// Pause after an answer without news that was too early.
 const EARLY_PAUSE: Duration = Duration::from_millis(100);
-/// Time for which a member is not called, as a multiple of the time that its last answer needed.
+/// Time for which a member is not called, as a multiple of the time in which its last answer was handled.
 const REST_FACTOR: u32 = 3;
 /// Maximum pause.
 const MAX_REST: Duration = Duration::from_secs(5);
 
-/// Measures one call to a member and the handling of its answer.
+/// Times of one call to a member and of the handling of its answer.
 pub(super) struct Pace {
     called_at: Instant,
     answered_at: Instant,
@@ -53,7 +53,7 @@ impl Allowance {
         Self { available: max, max, per_second, updated_at: Instant::now() }
     }
 
-    /// Uses an amount, and returns the time after which it would have been available.
+    /// Uses an amount. Returns the time until the refill covers it, which is 0 if it was available.
     pub(super) fn take(&mut self, amount: f64) -> Duration {
         let now = Instant::now();
         let refilled = self.available + (now - self.updated_at).as_secs_f64() * self.per_second;

@@ -107,7 +107,7 @@ impl http_body::Body for MeteredBody {
             _ => 0,
         };
         if !self.received.add(bytes) {
-            let error = Status::resource_exhausted("responses of members have more bytes than the budget");
+            let error = Status::resource_exhausted("unfinished responses of all members have more than 64 MiB");
             return Poll::Ready(Some(Err(error)));
         }
         Poll::Ready(frame)

@@ -74,7 +74,7 @@ impl Service {
         }
         self.violations.add_address();
         if self.log_ignored_address.should_log() {
-            tracing::warn!(peer = %address, "ignored the address of a peer: calls from its host name too many addresses");
+            tracing::warn!(peer = %address, "ignored the address of a peer: calls have named too many addresses");
         }
     }
 }

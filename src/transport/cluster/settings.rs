@@ -91,7 +91,7 @@ impl Settings {
         None
     }
 
-    /// Returns whether the settings are complete: certificates, or none and plaintext is allowed.
+    /// Returns whether the TLS settings are complete: all files, or none if plaintext is allowed or there are no peers.
     fn is_secured(&self) -> bool {
         let TlsSettings { cert_file, key_file, ca_file, server_name } = &self.tls;
         let files = [cert_file, key_file, ca_file].map(Option::is_some);

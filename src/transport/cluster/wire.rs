@@ -16,7 +16,7 @@ pub(super) enum WireError {
     TooManyItems(usize),
 }
 
-/// Checks that a message has at most `max` fields with numbers in `numbers`. Calls `inspect` for each of them
+/// Counts the fields of a message with numbers in `numbers`, and fails above `max`. Calls `inspect` for each of them
 /// that has contents.
 pub(super) fn count_fields(
     bytes: &[u8],

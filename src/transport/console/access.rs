@@ -20,7 +20,7 @@ use crate::transport::{
     http_server::Authenticated,
 };
 
-/// Determines the role of a caller on the HTTP listener.
+/// What determines the role of the callers on one connection of the HTTP listener.
 #[derive(Clone)]
 pub(super) struct Access {
     api: Api,

@@ -1,7 +1,7 @@
 //! Decodes a `RateLimitRequest` into the engine's [`Request`], which borrows all texts from the message. Only requests that
 //! the configuration of a caller makes undecidable are rejected, with an error that names the reason. The clients of
-//! a gateway can shape the values of entries: they have any length, and [`readable`](super::texts::readable) makes any
-//! bytes a text before.
+//! a gateway can shape the values of entries, so values may have any length and any bytes:
+//! [`readable`](crate::transport::texts::readable) has escaped bytes that are not UTF-8.
 
 use sluicegate_proto::envoy::r#type::v3::RateLimitUnit;
 use sluicegate_wire::{Fields, Malformed, Value};

@@ -77,8 +77,8 @@ fn encode_limit(limit: &CurrentLimit, message: &mut Writer<'_>) {
     }
 }
 
-/// Encodes a grant as a quota. The protocol requires a wall clock time for the end of a quota. Its TTL is in the call's
-/// metadata.
+/// Encodes a grant as a quota. The protocol requires a wall clock time for the end of a quota. The TTL of the grant is
+/// in the metadata of the response.
 #[allow(clippy::disallowed_methods, reason = "the end of a quota is a wall clock time")]
 fn encode_grant(grant: Grant, message: &mut Writer<'_>) {
     let end = SystemTime::now() + Duration::from_micros(grant.ttl.get());
@@ -182,7 +182,7 @@ fn exact_status(status: &Status) -> Vec<(&'static str, Value)> {
     fields
 }
 
-/// Returns the name of one of several limits.
+/// Returns the field `name` with the name of the limit of a status, if it has one.
 fn limit_name(status: &Status) -> Option<(&'static str, Value)> {
     let name = status.limit.as_ref()?.name.as_ref()?;
     Some(("name", text(name.to_string())))

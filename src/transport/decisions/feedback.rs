@@ -75,7 +75,7 @@ fn sample(latency: u64, outcome: u64) -> Option<Sample> {
     (latency > 0).then_some(Sample { latency: Micros::new(latency), dropped })
 }
 
-/// Decodes a `Feedback` message: `demand`, `grant_id`, `used`, `sample`. Ids that no instance has issued are ignored.
+/// Decodes a `Feedback` message: `demand`, `grant_id`, `used`, `sample`. An id that is not a number is ignored.
 pub(in crate::transport) fn read_message(fields: Fields<'_>) -> Result<Feedback, Malformed> {
     let mut demand = 0;
     let mut id = "";
@@ -102,7 +102,7 @@ pub(in crate::transport) fn read_message(fields: Fields<'_>) -> Result<Feedback,
     Ok(Feedback { demand, reports: id.parse().ok().map(|id| (id, used)), sample: sample(latency, outcome) })
 }
 
-/// Writes the TTLs of the grants into the metadata of a response, if it has any.
+/// Writes the TTLs of the grants of a verdict, if it has any, into the metadata of the response.
 pub(in crate::transport) fn write_ttls(verdict: &Verdict, headers: &mut HeaderMap) {
     if verdict.statuses.iter().all(|status| status.grant.is_none()) {
         return;

@@ -118,7 +118,7 @@ struct CheckQueue {
     is_large: bool,
     /// The allocation of a finished check, reused for the next one.
     spare: Option<Deciding>,
-    /// Encoded responses after space for the prefix, or empty.
+    /// Encoded responses after space for the prefix of a gRPC message, or empty.
     responses: Vec<u8>,
 }
 

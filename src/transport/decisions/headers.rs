@@ -1,5 +1,5 @@
-//! Headers that Envoy adds to the caller's response: the three of envoyproxy/ratelimit, the two of the IETF draft, and
-//! `Retry-After`.
+//! Headers that Envoy adds to the caller's response: the three of envoyproxy/ratelimit, the two of the IETF draft,
+//! `Retry-After`, and this service's own for soft and elastic limits and for requests that cost too much.
 //!
 //! [`headers`] has the values of the draft and of `Retry-After`, which callers of the engine use as well.
 
@@ -30,8 +30,8 @@ pub(in crate::transport) fn encode_denial(denial: &DenialResponse, response: &mu
     }
 }
 
-/// Calls `add` with the name and the value of each header, if headers are enabled and there are any: those of a limit
-/// if a visible one applied, and the wait of a denied request.
+/// Calls `add` with the name and the value of each header, if headers are enabled: those about the limits if a limit
+/// applied, and for a denied request the wait or the largest cost that fits.
 pub(in crate::transport) fn each(verdict: &Verdict, settings: &ResponseSettings, mut add: impl FnMut(&str, &str)) {
     if !settings.headers {
         return;

@@ -28,7 +28,7 @@ const SHED_HEADER: HeaderName = HeaderName::from_static("sluicegate-shed");
 /// Initial capacity for a response in bytes. A status without a name has some 20.
 const INITIAL_CAPACITY: usize = 64;
 
-/// Decides the requests of one worker, for unary calls and for streams.
+/// The decoding, decisions and traces of the requests of one worker, for unary calls and for streams.
 pub(in crate::transport) struct MessageDecider {
     decisions: Decisions,
     limits: Limits,
@@ -116,7 +116,7 @@ impl MessageDecider {
         Response::Message { data: with_prefix(data), metadata }
     }
 
-    /// Returns a message with texts that can be decoded.
+    /// Returns the message with texts in UTF-8: others are escaped, and counted.
     fn readable<'m>(&self, message: &'m [u8]) -> Result<Cow<'m, [u8]>, RequestError> {
         let readable = readable(message).map_err(|error| RequestError::from(error).with_domain_of(message))?;
         if matches!(readable, Cow::Owned(_)) {
@@ -125,7 +125,7 @@ impl MessageDecider {
         Ok(readable)
     }
 
-    /// Decides one request, and waits for the store. Its texts must be readable.
+    /// Decides one request, and waits for the store. The texts of `message` must be those of [`Self::readable`].
     async fn decide_readable(
         &self,
         message: &[u8],
@@ -140,7 +140,7 @@ impl MessageDecider {
         Ok(verdict?)
     }
 
-    /// Decides one request with counters in memory. Its texts must be readable.
+    /// Decides one request with counters in memory. The texts of `message` must be those of [`Self::readable`].
     fn decide_readable_in(
         &self,
         memory: &Memory,

@@ -25,8 +25,8 @@ pub enum HeaderStyle {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct ResponseSettings {
-    /// Add rate limit headers for the caller's response to `response_headers_to_add`, and `Retry-After` if it is
-    /// denied.
+    /// Add rate limit headers for the caller's response to `response_headers_to_add`, and `Retry-After` if the request
+    /// is denied.
     pub headers: bool,
     /// Style of the headers: the three headers below, those of the IETF draft, or both.
     pub header_style: HeaderStyle,
@@ -37,7 +37,7 @@ pub struct ResponseSettings {
     /// Name of the header with the reset: the seconds until a denied request would be allowed, or until the full limit
     /// is available again.
     pub reset_header: String,
-    /// Name of the header that marks a response above a soft limit.
+    /// Name of the header that marks a response above a soft limit, or allowed only because an elastic limit has risen.
     pub soft_header: String,
     /// Name of the header with the seconds until a denied request would be allowed.
     pub retry_after_header: String,
@@ -89,7 +89,7 @@ impl ResponseSettings {
         None
     }
 
-    /// Returns the name of a header of [`engine::headers`](headers) in responses.
+    /// Returns the configured name of a header that [`engine::headers`](headers) calls `name`.
     pub(in crate::transport) fn header_name<'s>(&'s self, name: &'s str) -> &'s str {
         match name {
             headers::RETRY_AFTER => &self.retry_after_header,

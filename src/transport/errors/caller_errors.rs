@@ -28,7 +28,7 @@ impl Events {
     }
 }
 
-/// Counts the errors of callers.
+/// Counters of the errors and of the unusual input of callers.
 #[derive(Default)]
 pub struct CallerErrors {
     by_kind: [Events; ErrorKind::ALL.len()],

@@ -10,7 +10,7 @@ use crate::{budget::Exhausted, engine::DecideError, service::DecisionError, tran
 pub(crate) enum ErrorKind {
     /// The message cannot be decoded or decompressed.
     Malformed,
-    /// The call or its message breaks a rule that only the configuration of a caller can break.
+    /// The call or its message has a fault that only the configuration of a caller can cause, such as no domain.
     Invalid,
     /// The message is larger than the maximum.
     TooLarge,

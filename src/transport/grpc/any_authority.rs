@@ -1,7 +1,7 @@
 //! [`AnyAuthority`]: a stream of a Unix socket on which `:authority` can be a path.
 //!
 //! gRPC in Python sends the escaped path of the socket, `run%2Fgrpc.sock`, and in Java the path itself. The crate `h2`
-//! resets such a call before it is accepted, because the type `http::uri::Authority` has neither percent signs nor
+//! resets such a call before it is accepted, because the type `http::uri::Authority` allows neither percent signs nor
 //! slashes, although the authority means nothing on a Unix socket. So its bytes are changed as they are read. Each
 //! character is replaced by one of the same length in HPACK (RFC 7541), so that neither the frames nor the sizes in the
 //! dynamic table change.
@@ -18,7 +18,7 @@ use super::header_blocks::{CONTINUATION, END_HEADERS, FRAME_HEAD_BYTES, HEADERS,
 
 /// The flag of a frame with padding.
 const PADDED: u8 = 0x8;
-/// The flag of a `HEADERS` frame with a priority, and the size of that.
+/// The flag of a `HEADERS` frame with a priority, and the size of a priority in bytes.
 const PRIORITY: u8 = 0x20;
 const PRIORITY_BYTES: usize = 5;
 
@@ -32,7 +32,7 @@ const HUFFMAN_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 pub(in crate::transport) struct AnyAuthority<S> {
     stream: S,
     frames: Frames,
-    /// The last byte that was read, if a code of a character begins in it and ends in the next one.
+    /// The last byte that was read, if the Huffman code of a character begins in it and ends in the next one.
     held: Option<u8>,
 }
 
@@ -353,8 +353,9 @@ const CODE_ENDS: [(u32, u32); 10] = [
     (14, 0x3ffe),
     (15, 0x7fff),
 ];
-/// The codes that are replaced. Those of `@`, `[` and `]` can begin two bytes before their end, and are not changed:
-/// only tools that are given such an authority encode it. Their lengths, and the codes of `-` and `B` in their place.
+/// The codes that are replaced: the length in bits, the code, and the code of `-` or `B` in its place. The codes of
+/// `@`, `[` and `]` can begin two bytes before their end, and are not changed: only tools that are given such an
+/// authority encode it.
 const REPLACED_CODES: [(u32, u32, u32); 4] = [
     // A space, `%` and `/`.
     (6, 0x14, 0x16),

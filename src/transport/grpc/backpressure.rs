@@ -20,24 +20,24 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::header_blocks::HeaderBlocks;
 
-/// Number of bytes after which a connection is not read before the calls in them were accepted. More than a batch of
-/// usual calls.
+/// Number of bytes after which a connection is not read until the calls in these bytes are accepted. More than a batch
+/// of usual calls.
 const MAX_READ_BYTES: usize = 8 * 1024;
 
-/// As above, after headers of more than this number of bytes. A byte can stand for a header. Decoding it takes a fifth of
-/// a microsecond, for which the calls of other connections wait.
+/// The same as [`MAX_READ_BYTES`], after headers of more than this number of bytes. A byte can stand for a header,
+/// which takes a fifth of a microsecond to decode. The calls of other connections wait meanwhile.
 const MAX_HEAVY_READ_BYTES: usize = 1024;
 
 /// A stream that is read only while it can be written, and in parts.
 pub(super) struct Backpressure<S> {
     stream: S,
     blocks: HeaderBlocks,
-    /// Number of bytes after which the stream is not read before the calls in them were accepted.
+    /// Number of bytes after which the stream is not read until the calls in these bytes are accepted.
     max_read_bytes: usize,
     state: Arc<State>,
 }
 
-/// The state of a stream that the calls of its connection depend on.
+/// State of a stream that it shares with the connection on top of it.
 #[derive(Default)]
 pub(super) struct State {
     is_blocked: AtomicBool,

@@ -43,8 +43,8 @@ const MAX_HTTP1_BYTES: u64 = 64 * 1024;
 /// Size of the flow-control windows of a connection and of each of its calls, in bytes. A connection stores up to
 /// this number of bytes, and no budget counts them.
 const WINDOW_BYTES: u32 = 64 * 1024;
-/// Number of bytes that DATA frames of a connection which wait to be read may be smaller than 256 bytes, in total. The
-/// default of h2 is half of the window, which closes connections of callers that send their messages in small pieces.
+/// Budget for small DATA frames that wait to be read on a connection, in bytes: each uses what it lacks of 256 bytes.
+/// The default of h2 is half of the window, which closes connections of callers that send messages in small pieces.
 const SMALL_FRAMES_BUDGET: usize = 512 * 1024;
 /// Maximum size of the headers of a call, in bytes. Envoy forwards `tracestate` and other headers of its caller, which can
 /// have 60 KiB.
@@ -56,7 +56,7 @@ const MAX_PENDING_RESETS: usize = 20;
 pub(in crate::transport) struct ConnectionContext {
     pub(in crate::transport) errors: Arc<CallerErrors>,
     pub(in crate::transport) budgets: Budgets,
-    /// Its place among the connections of the listener.
+    /// The entry of the connection among those of the listener.
     pub(in crate::transport) open_connection: Arc<OpenConnection>,
     pub(in crate::transport) shutdown: watch::Receiver<bool>,
 }
@@ -172,7 +172,7 @@ pub(in crate::transport) async fn serve_http2<S: AsyncRead + AsyncWrite + Unpin,
     }
 }
 
-/// Keeps the entry of a connection up to date.
+/// The usage of a connection that its entry contains, so that only changes are recorded.
 struct Usage {
     open_connection: Arc<OpenConnection>,
     last_call: Instant,

@@ -22,7 +22,7 @@ pub(super) struct HeaderBlocks {
     /// Whether the current frame is the last one of a header block.
     is_last: bool,
     unfinished_bytes: usize,
-    /// Announced size of the largest header block since [`Self::take_largest`].
+    /// Announced size in bytes of the largest header block since [`Self::take_largest`].
     largest: usize,
 }
 

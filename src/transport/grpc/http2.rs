@@ -64,7 +64,7 @@ pub(super) struct Http2<S, M> {
     methods: Arc<M>,
     scope: Arc<ConnectionScope>,
     stream: Arc<backpressure::State>,
-    /// The memory of responses since the caller does not read.
+    /// The memory of the responses to calls since the caller stopped reading.
     unsent: Option<Box<Hold>>,
     /// The headers that are not complete.
     unfinished_head: Option<Box<UnfinishedHead>>,
@@ -260,7 +260,7 @@ struct WaitingCall {
     not_begun: Option<NotBegun>,
 }
 
-/// Counts a call to tonic among those that wait for memory, until it is dropped.
+/// Guard that counts a call to tonic among those that wait for memory, until the guard is dropped.
 struct NotBegun(Arc<ConnectionScope>);
 
 impl NotBegun {
@@ -324,7 +324,7 @@ impl Future for WaitingCall {
     }
 }
 
-/// Returns whether the memory of a call, if it needs any, is reserved. A call that is to be dropped has begun.
+/// Returns whether the memory of a call, if it needs any, is reserved. Also true if the call is to be dropped.
 fn has_begun(memory: &mut Option<Box<Hold>>, context: &Context<'_>) -> bool {
     memory.as_mut().is_none_or(|memory| memory.poll_begin(context).is_ready())
 }

@@ -86,7 +86,7 @@ impl Hold {
         self.bytes += bytes;
     }
 
-    /// Changes the size to reserve, if it is larger than the reserved one.
+    /// Changes the size to reserve. A smaller size than the reserved one has no effect.
     pub(in crate::transport) fn set(&mut self, bytes: usize) {
         self.bytes = bytes;
     }

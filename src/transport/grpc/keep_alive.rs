@@ -9,7 +9,7 @@ use std::{
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-/// Sends a ping on a connection without new calls, and waits for its reply.
+/// The pings on a connection without new calls, and the wait for each reply.
 pub(super) struct KeepAlive {
     pings: PingPong,
     interval: Duration,

@@ -28,7 +28,7 @@ use crate::{
     transport::errors::RequestError,
 };
 
-/// Size of the prefix of a message: the compressed flag, and the length.
+/// Size in bytes of the prefix of a message: the compressed flag, and the length.
 pub(in crate::transport) const PREFIX: usize = 5;
 /// The first bytes of gzip data (RFC 1952).
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
@@ -149,7 +149,7 @@ impl Unfinished {
     }
 }
 
-/// Returns a message that is complete without its prefix.
+/// Returns a complete message without its prefix and without compression.
 pub(in crate::transport) fn unframe(message: &Bytes, max: usize) -> Result<Bytes, RequestError> {
     check_sizes(message, max)?;
     let Some(size) = announced_size(message) else {
@@ -183,7 +183,7 @@ pub(in crate::transport) struct Messages {
     input: Arc<Input>,
     /// Received bytes that do not form a complete message yet.
     received: BytesMut,
-    /// Number of received bytes that the caller may not send again yet.
+    /// Number of received bytes that are not returned to the flow-control windows yet.
     unreleased: usize,
     /// The memory of the message that is not complete, or of the last one if it is large.
     unfinished: Option<Unfinished>,
@@ -207,7 +207,7 @@ impl Messages {
         poll_fn(|context| self.poll_next(context, max)).await
     }
 
-    /// See [`Self::next`].
+    /// Polls for the next message: [`Self::next`] without waiting.
     pub(in crate::transport) fn poll_next(
         &mut self,
         context: &mut Context<'_>,

@@ -65,7 +65,7 @@ impl Body for TonicBody {
         let this = self.get_mut();
         if this.unreserved > 0 {
             if this.reservation.bytes() + this.unreserved > TONIC_BODY_BYTES {
-                let message = format!("all messages of a call have more than {TONIC_BODY_BYTES} bytes");
+                let message = format!("the messages of a call have more than {TONIC_BODY_BYTES} bytes in total");
                 return Poll::Ready(Some(Err(tonic::Status::resource_exhausted(message))));
             }
             if let Err(error) = ready!(this.reservation.poll_grow(this.unreserved, context)) {

@@ -173,10 +173,10 @@ impl UnsentBody {
     }
 }
 
-/// Sends the body of a response as the caller opens the flow-control windows.
+/// Sender of the body of a response, at the pace at which the caller opens the flow-control windows.
 ///
-/// A caller can open no window for its calls, and HTTP/2 has no timeout for this. Data that has waited for a window for
-/// too long is dropped with its call.
+/// A caller need not open a window, and HTTP/2 has no timeout for this. Data that has waited for a window for too long
+/// is dropped with its call.
 pub(in crate::transport) struct ResponseSender {
     stream: SendStream<Bytes>,
     body: UnsentBody,

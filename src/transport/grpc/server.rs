@@ -165,7 +165,7 @@ impl Server {
         Arc::clone(&self.connections)
     }
 
-    /// Registers the numbers of connections with `meter`, in total and by worker.
+    /// Registers the metrics of connections, of errors of callers, and of the memory that callers hold with `meter`.
     pub fn observe(&self, meter: &dyn Meter) {
         let counts: Vec<_> = self.workers.iter().map(|worker| Arc::clone(&worker.connections)).collect();
         let counts = Arc::new(counts);
@@ -248,7 +248,7 @@ fn hand_over(stream: Stream, peer: Option<SocketAddr>, workers: &[Worker], conne
     }
 }
 
-/// Decrements a number of connections when it is dropped.
+/// Guard that decrements a number of connections when it is dropped.
 struct ConnectionGuard(Arc<AtomicUsize>);
 
 impl Drop for ConnectionGuard {

@@ -16,7 +16,7 @@ use sluicegate_files::{FileId, file_id};
 pub(super) struct UnixSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Recognizes the file of another process with the same path.
+    /// Identity of this socket's file, which the file of another process with the same path does not have.
     id: FileId,
 }
 

@@ -151,9 +151,11 @@ fn problem(verdict: &Verdict, code: StatusCode, message: &str) -> String {
     format!("{problem}\n")
 }
 
-/// Adds the headers about the limits, if they are enabled. Without them, there is `Retry-After` for shed requests only,
-/// because denials by envoyproxy/ratelimit do not have this header, and the largest cost that fits, because the time in
-/// the status would otherwise make the caller repeat the request.
+/// Adds the headers about the limits, if they are enabled. Otherwise adds only `Retry-After` to shed requests, and the
+/// largest cost that fits to requests that cost more.
+///
+/// Denials by envoyproxy/ratelimit have no `Retry-After`. Without the largest cost, the time in the status would make
+/// the caller repeat a request that never fits.
 fn add_headers(verdict: &Verdict, settings: &ResponseSettings, headers: &mut HeaderMap) {
     let mut add = |name: &str, value: &str| {
         if let (Ok(name), Ok(value)) = (HeaderName::try_from(name), HeaderValue::try_from(value)) {
@@ -187,7 +189,7 @@ fn error_response(code: StatusCode, message: &str) -> Response {
     (code, format!("{message}\n")).into_response()
 }
 
-/// Returns the encoded request, with texts that can be decoded.
+/// Converts JSON to an encoded request. Bytes in its texts that JSON or UTF-8 does not allow are escaped.
 fn transcode(body: &[u8]) -> Result<Vec<u8>, String> {
     if has_too_many_values(body) {
         return Err("the body has more values than any valid request".into());

@@ -1,4 +1,4 @@
-//! [`repair`]: JSON from a caller that copied bytes into its strings which JSON does not allow.
+//! [`repair`]: makes JSON readable that has strings with bytes which JSON does not allow.
 //!
 //! A gateway that builds JSON from headers can send bytes that are not UTF-8, control characters, halves of surrogate pairs
 //! (`\ud800`), and a backslash before any other character. An error would let the request pass. Bytes that no string can

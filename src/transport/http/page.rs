@@ -35,9 +35,9 @@ pub(super) struct Page {
 
 #[derive(Default)]
 struct Versions {
-    /// Those that callers may still read, the newest one last.
+    /// The versions that callers may still read, the newest one last.
     sent: Vec<Version>,
-    /// The newest one, while callers wait.
+    /// The newest version, while callers wait for it.
     newest: Option<Arc<SharedPage>>,
 }
 

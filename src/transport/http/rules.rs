@@ -4,7 +4,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use crate::{engine::overrides::Target, rules::Measure, service::reload::RulesInForce};
 
-/// Writes the page.
+/// Returns the page `/rlconfig` as text.
 ///
 /// Comments above the rules contain the time at which they were loaded, the error of newer rules, and the switches.
 pub(super) fn write(in_force: &RulesInForce) -> String {

@@ -1,8 +1,8 @@
 //! [`HttpServer`]: HTTP/1 and HTTP/2 for pages, metrics and the admin API, which have few callers.
 //!
 //! The head of a request, the response and an idle connection have timeouts. If the maximum number of connections is
-//! open, or the process has no free file descriptors, a new connection replaces the one that has been without
-//! a response the longest. Callers that hold idle connections therefore cannot lock others out.
+//! open, or the process has no free file descriptors, [`Connections`] selects one that makes room for a new one.
+//! Callers that hold idle connections therefore cannot lock others out.
 
 mod idle_timeout;
 mod output;

@@ -33,7 +33,7 @@ impl Output {
         self.open_connection.close();
     }
 
-    /// Returns a reservation for a part of a response. A part that is larger than the budget gets the whole budget.
+    /// Reserves bytes for a part of a response. A part that is larger than the budget gets the whole budget.
     pub(super) fn poll_grow(
         self: &Arc<Self>,
         reservation: &mut Reservation,

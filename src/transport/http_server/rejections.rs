@@ -14,7 +14,7 @@ use crate::metrics::LogThrottle;
 pub(in crate::transport) enum Rejection {
     #[error("the body of the request is too large")]
     TooLarge,
-    #[error("the request was not received in time")]
+    #[error("the request was not received and answered in time")]
     TooSlow,
     #[error("the memory for unfinished input and unread responses is exhausted; try again later")]
     NoMemory,
@@ -86,7 +86,8 @@ impl Rejections {
             tracing::warn!(
                 listener = self.listener,
                 reason = reason.name(),
-                "rejecting requests, which sluicegate_http_rejected_requests_total counts: {reason}"
+                "rejecting requests or dropping responses: {reason}; sluicegate_http_rejected_requests_total counts \
+                 them"
             );
         }
     }

@@ -51,7 +51,7 @@ impl Input {
     }
 }
 
-/// Puts the body of a request under the budget, and a large head. Returns `None` with a request that needs no
+/// Makes the body of a request, and a large head, count against the budget. Returns `None` with a request that needs no
 /// reservation.
 ///
 /// # Errors
@@ -110,7 +110,7 @@ fn head_bytes(request: &Request) -> usize {
 struct RequestBody {
     inner: Body,
     input: Input,
-    /// Of the runtime that polls the body, so it begins with the first wait.
+    /// The time without progress. A timer belongs to the runtime that polls the body, so the first wait creates it.
     timer: Option<Pin<Box<Sleep>>>,
     received: Received,
     copies: usize,

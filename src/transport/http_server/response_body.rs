@@ -20,7 +20,7 @@ use crate::{budget::Reservation, transport::connections::CallGuard};
 
 /// Size up to which a part of a response needs no reservation, in bytes, so that health checks need no memory.
 const SMALL_BYTES: usize = 1_024;
-/// Time for which a response waits until others have been sent.
+/// Maximum time for which a response waits for memory, which is free when others have been sent.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reserves the memory of a response that is complete, or of its first part. `call` ends with the response.
@@ -59,7 +59,7 @@ async fn wait_for_first(output: &Output, body: &mut ResponseBody) -> bool {
 struct ResponseBody {
     inner: Body,
     output: Arc<Output>,
-    /// The call, for as long as it can have more parts.
+    /// The call, while its response can have more parts.
     call: Option<CallGuard>,
     next: Next,
 }

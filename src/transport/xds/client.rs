@@ -83,7 +83,7 @@ impl From<Status> for Disconnect {
     }
 }
 
-/// Receives rules from a control plane.
+/// Client that receives rules from a control plane.
 pub struct Client {
     pub(super) settings: Settings,
     pub(super) server: Uri,

@@ -78,7 +78,7 @@ impl Client {
         }
     }
 
-    /// Returns the endpoint. Reads the certificates, which is therefore done for each connection.
+    /// Returns the endpoint. Reads the certificates for each connection, so that changed files take effect.
     fn endpoint(&self) -> Result<Endpoint, Disconnect> {
         let endpoint = Channel::builder(self.server.clone())
             .tcp_keepalive(Some(TCP_KEEPALIVE))

@@ -2,8 +2,8 @@
 //!
 //! The slots are those of [`Concurrency`] and are held and released in the same way. A release contains the latency of
 //! the request. The state contains the slots, and after them the learned limit, the baseline latency, and the
-//! samples since the last update (see [`sluicegate_overload::adaptive`] for the formulas). An unused limit remembers it
-//! for an hour.
+//! samples since the last update (see [`sluicegate_overload::adaptive`] for the formulas). The learned state is kept
+//! for one hour after the last request.
 
 use sluicegate_overload::adaptive::{self, Bounds, Estimate, Method, Window};
 
@@ -21,7 +21,7 @@ pub struct Adaptive {
     sample: Option<Sample>,
 }
 
-/// The bounds contain only integers.
+/// The bounds contain only integers, so each limiter is equal to itself.
 impl Eq for Adaptive {}
 
 /// Lifetime of the learned state after the last request.
@@ -32,7 +32,7 @@ const LEARNED_BYTES: usize = 56;
 /// Maximum latency in microseconds: one hour.
 const MAX_LATENCY: u64 = 3_600_000_000;
 
-/// The learned state.
+/// The state that is learned from samples: the estimated limit, and the samples since its last update.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Learned {
     estimate: Estimate,
@@ -89,7 +89,7 @@ fn number(bytes: &[u8; LEARNED_BYTES], at: usize, size: usize) -> u64 {
     u64::from_le_bytes(wide)
 }
 
-/// Returns the double in a learned state at `at`; `None` if it is not one that [`Learned::write`] writes.
+/// Returns the double in a learned state at `at`; `None` if it is negative, not a number, or 10¹⁵ or more.
 fn double(bytes: &[u8; LEARNED_BYTES], at: usize) -> Option<f64> {
     let number = f64::from_bits(number(bytes, at, 8));
     if (0.0..1e15).contains(&number) { Some(number) } else { None }
@@ -103,8 +103,10 @@ struct SplitState {
 }
 
 impl Adaptive {
-    /// Creates a limiter; `None` if the bounds are not in order, or if [`Concurrency`] does not support the ceiling or
-    /// the hold.
+    /// Creates a limiter.
+    ///
+    /// Returns `None` if 1 ≤ floor ≤ initial ≤ ceiling does not hold, if the timeout is 0 or more than one hour, or if
+    /// [`Concurrency`] does not support the ceiling or the hold.
     #[must_use]
     pub fn new(method: Method, bounds: Bounds, hold: Micros) -> Option<Self> {
         let Bounds { floor, ceiling, initial, timeout } = bounds;
@@ -122,7 +124,7 @@ impl Adaptive {
         SplitState { learned, slot_bytes: slots.len() }
     }
 
-    /// Returns the slots with the current limit.
+    /// Returns the concurrency limiter with the learned limit.
     fn slots(&self, learned: &Learned) -> Concurrency {
         self.slots.with_limit(learned.estimate.limit(&self.bounds).into())
     }

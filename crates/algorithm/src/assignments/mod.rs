@@ -4,10 +4,10 @@
 //! same limit. Shares and demands are millionths of the limit, so a change of the limit changes no state.
 //!
 //! Shares are max-min fair: a caller gets its demand, or as much as every other caller with an unmet demand (Bertsekas and
-//! Gallager: *Data Networks*, section 6.5.2). A share is reduced shortly before its assignment ends, and is not extended
-//! until then. After that, the caller may use the former share until the former assignment ends, because it may not have
-//! received the message. That part is not assigned to others before. So at no time do all callers together have more than
-//! the limit.
+//! Gallager: *Data Networks*, section 6.5.2). As a rule, a share is reduced only in the last seconds of its assignment
+//! ([`Assignments::REDUCTION_TIME`]), and until then the assignment is not extended. The caller may not have received
+//! the smaller share, so it may use the former share until the former assignment ends, and the difference is not
+//! assigned to others before. So at no time do all callers together have more than the limit.
 //!
 //! The state has an entry of 20 bytes for each caller: the end of its assignment (5, in hundredths of a second), the caller
 //! (5), its demand (2, in units of 16 millionths), its share (3), its former share if that is larger (3), and how much
@@ -17,7 +17,7 @@ use smallvec::{SmallVec, smallvec};
 
 use super::{Action, Arguments, CLOCK_SLACK, CounterProgram, Decision, Micros, Operation, State};
 
-/// The lifetime of an assignment and its caller. A take replaces the caller's former assignment.
+/// A program that assigns a share of a limit to one caller. A take replaces the caller's former assignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Assignments {
     ttl: Micros,
@@ -32,8 +32,8 @@ pub struct Share {
     pub millionths: u64,
     /// Time until the assignment ends.
     pub lifetime: Micros,
-    /// Time until more may be free, if the caller has less than its demand: when an assignment of another one ends, if that
-    /// is not extended, or its former share.
+    /// Time until another caller's assignment or former share ends, so that a part of it may be free, unless the
+    /// assignment is extended before. `None` if the caller has its whole demand, or if there are no other callers.
     pub more_in: Option<Micros>,
 }
 
@@ -55,7 +55,7 @@ struct Entry {
     caller: u64,
     demand: u64,
     share: u64,
-    /// The share of the former assignments if that is larger, or 0.
+    /// The largest share of the former assignments if it is larger than `share`, otherwise 0.
     former_share: u64,
     /// When the former assignments end, not after `end`.
     former_end: u64,
@@ -110,9 +110,9 @@ impl Assignments {
     /// Time before the end of an assignment in which its share can be reduced.
     pub const REDUCTION_TIME: Micros = Micros::from_secs(5);
 
-    /// A caller gets up to a quarter more than its demand, if that is not demanded by others.
+    /// Divisor for the headroom: a share exceeds its caller's demand by at most a quarter, from what no caller demands.
     const HEADROOM_DIVISOR: u64 = 4;
-    /// All callers without requests together have at most the 64th part of the limit.
+    /// Divisor for the minimum demand: the minimum demands of all callers add up to the 64th part of the limit.
     const IDLE_DIVISOR: u64 = 64;
 
     /// Creates an assignment without a caller. A lifetime above [`Self::MAX_TTL`] is shortened.
@@ -127,8 +127,9 @@ impl Assignments {
         Self { caller: caller & ((1 << (8 * CALLER_BYTES)) - 1), ..self }
     }
 
-    /// Sets the share that the caller has by its last assignment, in millionths, or 0. If the state does not contain that
-    /// assignment, because the store was emptied, the caller gets at most this share: others may not have renewed theirs.
+    /// Sets the share that the caller has by its last assignment, in millionths; 0 without one. If the state does not
+    /// contain that assignment, because the store was emptied, the caller gets at most this share: others may not have
+    /// renewed theirs.
     #[must_use]
     pub fn with_held(self, share: u64) -> Self {
         Self { held: share.min(Self::WHOLE), ..self }
@@ -166,7 +167,7 @@ impl Assignments {
         entries.filter(move |(entry, _)| entry.end > now.get() && entry.end <= max_end)
     }
 
-    /// Returns the share of each caller with an unmet demand.
+    /// Returns the share in millionths of each caller with an unmet demand; [`Self::WHOLE`] if all demands are met.
     fn fair_share(demands: &mut [u64]) -> u64 {
         demands.sort_unstable();
         let mut rest = Self::WHOLE;
@@ -180,10 +181,11 @@ impl Assignments {
         Self::WHOLE
     }
 
-    /// Returns the next share of a caller with the share `current`, if `free` is not assigned to others. `spare` is each
-    /// caller's part of the limit that nobody demands.
+    /// Returns the next share of a caller, in millionths of the limit. `fair` is the share of a caller with an unmet
+    /// demand, `spare` each caller's part of what no caller demands, `current` the caller's share until now, and `free`
+    /// what is not assigned to others.
     ///
-    /// A share that is nearly right stays as it is, as other callers can use a reduced share only later.
+    /// A share close to its target is not changed, because other callers can use a reduced share only later.
     fn share(demand: u64, fair: u64, spare: u64, current: u64, free: u64) -> u64 {
         let met = demand.min(fair);
         let target = met + spare.min(met / Self::HEADROOM_DIVISOR);

@@ -15,7 +15,7 @@ const PART_BYTES: usize = 18;
 /// Maximum number of parts. Leases of one limit need two, and leases of the limit before a change two more.
 const MAX_PARTS: usize = 4;
 
-/// Hits that may be spent until an instant, as their drain time.
+/// Leased hits that may be spent until the instant `ends`, in microseconds. `span` is the time in which they drain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeasedPart {
     pub(super) ends: u64,
@@ -50,8 +50,10 @@ impl LeasedParts {
         parts
     }
 
-    /// Pours parts that have ended into a bucket that will have drained at `at`, each as of its end, until the bucket
-    /// is full. A part with an implausibly late end was written by a wrong clock and is treated as ended.
+    /// Removes the parts that have ended and adds them to a bucket that will have drained at `at`, up to `full`. Each
+    /// is added as of the instant at which it ended. Returns the instant at which the bucket will then have drained.
+    ///
+    /// A part with an implausibly late end was written by a wrong clock and is treated as ended.
     pub(super) fn pour_ended(
         &mut self,
         mut at: ExactDuration,

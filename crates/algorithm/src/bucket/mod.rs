@@ -4,7 +4,8 @@
 //!
 //! The instant is exact: whole microseconds and a fraction in parts of the limit's [`Rate`]. The state
 //! also contains the drain time of a full bucket. If it differs from that of the limit, the limit was changed, and the
-//! level is scaled: a bucket that was half full stays half full. Hits that leases have taken come last ([`leased_parts`]).
+//! level is scaled: a bucket that was half full stays half full. The last bytes of the state are hits that leases have
+//! taken ([`leased_parts`]).
 
 mod leased_parts;
 
@@ -32,7 +33,7 @@ pub(super) struct Bucket {
     count_denied: bool,
     /// Whether denied hits fill the bucket beyond its capacity, because they were allowed elsewhere.
     in_debt: bool,
-    /// Number of hits that are not owed, of buckets that may go into debt. If more are used, nothing is allowed.
+    /// Number of used hits above which hits are owed and nothing is allowed, for buckets that may go into debt.
     free: Option<u64>,
     /// Drain time of a full bucket.
     full_drain: ExactDuration,
@@ -69,7 +70,7 @@ impl Bucket {
         "local grid, max_fill, max_fill_part, free, free_part = 0, full, full_part\n",
         include_str!("script.lua")
     );
-    /// Script of buckets with long fractions.
+    /// Script of buckets with long fractions ([`Precision::Long`]).
     pub(super) const LONG_SCRIPT: &'static str = concat!(
         "local format, state_bytes = '<I7I7I4B', 19\n",
         "local grid, max_fill, max_fill_part, free, free_part = 0, full, full_part\n",
@@ -117,8 +118,7 @@ impl Bucket {
     /// Creates a bucket that drains `requests` hits per window and holds `max_hits`. Hits above `immediate` are
     /// delayed.
     ///
-    /// Returns `None` if there are no requests, if nothing fits in, or if the window or the drain time exceeds
-    /// [`MAX_PERIOD`].
+    /// Returns `None` if `requests` or the limit is 0, or if the window or the drain time exceeds [`MAX_PERIOD`].
     pub(super) fn new(
         requests: u32,
         window: Micros,
@@ -129,7 +129,7 @@ impl Bucket {
         Self::with_precision(Precision::Short, requests.into(), window, max_hits.short(), immediate, count_denied)
     }
 
-    /// Creates a bucket with long fractions, of which no hit is delayed.
+    /// Creates a bucket with long fractions ([`Precision::Long`]) that delays no hits.
     ///
     /// Returns `None` where [`Self::new`] does, and for more requests than [`MAX_NUMBER`]: sums of fractions are exact below.
     pub(super) fn large(requests: u64, window: Micros, max_hits: MaxHits, count_denied: bool) -> Option<Self> {
@@ -172,7 +172,7 @@ impl Bucket {
         Self { free: Some(free), ..self }
     }
 
-    /// Returns the number of hits that are not owed, if the bucket may go into debt.
+    /// Returns the number of used hits above which hits are owed, if the bucket may go into debt.
     pub(super) fn free_hits(&self) -> Option<u64> {
         self.free
     }
@@ -184,8 +184,8 @@ impl Bucket {
 
     /// Returns the same bucket for taking leases, up to the limit without its soft part.
     ///
-    /// Returns `None` if hits are delayed, because the delay of hits that are spent later is unknown, or if the bucket
-    /// drains too fast for a lease. Leased parts have short fractions.
+    /// Returns `None` if hits are delayed, because the delay of hits that are spent later is unknown, if the bucket
+    /// drains too fast for a lease, or if its fractions are long, because those of leased parts are short.
     pub(super) fn leasing(&self) -> Option<Self> {
         let grid = Micros::new((self.full_drain.micros / GRID_STEPS_PER_DRAIN).min(MAX_LEASE_LIFETIME.get() / 2));
         let fits = self.immediate == self.max_hits.ceiling() && grid >= MIN_GRID_STEP;
@@ -232,12 +232,14 @@ impl Bucket {
         self.rate.duration_of(cost.min(self.max_hits.ceiling() + 1))
     }
 
-    /// Returns the drain time of the fullest bucket. A deeper debt would look as if a clock had been wrong.
+    /// Returns the maximum level, as a drain time, of a bucket for hits that were allowed elsewhere. A higher level
+    /// would look as if a clock had been wrong.
     fn max_debt(&self) -> ExactDuration {
         ExactDuration { micros: self.full_drain.micros + CLOCK_SLACK.get(), fraction: 0 }
     }
 
-    /// Returns the parameters of a bucket that takes no leases.
+    /// Returns the parameters from which the bucket is built; `None` if its queue has more than 32 bits. The bucket
+    /// must not be one that takes leases.
     pub(super) fn spec(&self) -> Option<LimitSpec> {
         let (requests, window) = self.rate.hits_per_interval();
         let limit = self.max_hits.limit();

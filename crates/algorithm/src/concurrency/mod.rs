@@ -39,7 +39,7 @@ const SLOT_BYTES: usize = END_BYTES + HOLDER_BYTES + CLASS_BYTES;
 /// Number of slots that each class holds.
 type SlotsPerClass = [u64; Classes::MAX_CLASSES];
 
-/// Selects the slots of one caller, and optionally only those that end at one instant.
+/// A filter that selects the slots of one caller, and optionally only those that end at one instant.
 #[derive(Clone, Copy)]
 struct SlotFilter {
     /// Bits of a slot's last eight bytes that identify the caller.
@@ -69,7 +69,7 @@ impl SlotFilter {
         self.is_own(slot) && self.end.is_none_or(|end| end == Concurrency::end(slot))
     }
 
-    /// Returns the index of the first of the adjacent slots that match last.
+    /// Returns the index of the first slot in the last run of adjacent slots that match.
     fn start_of_last_run(self, slots: &[[u8; SLOT_BYTES]]) -> Option<usize> {
         let last = slots.iter().rposition(|slot| self.matches(slot))?;
         let start = match slots[..last].iter().rposition(|slot| !self.matches(slot)) {
@@ -114,7 +114,7 @@ impl Concurrency {
         u64::from_le_bytes([*a, *b, *c, *d, *e, *f, *g, 0])
     }
 
-    /// Returns the time until a slot ends. A later end is that of a broken state.
+    /// Returns the time until a slot ends, at most the hold and [`CLOCK_SLACK`]. Only a broken state has a later end.
     fn wait(&self, slot: &[u8; SLOT_BYTES], now: Micros) -> Micros {
         (Micros::new(Self::end(slot)) - now).min(self.hold + CLOCK_SLACK)
     }
@@ -167,7 +167,8 @@ impl Concurrency {
         }
     }
 
-    /// Shortens slots to a hold from now if they end later, because a clock was far ahead or the hold was much longer.
+    /// Lets all slots end within a hold from now if one ends more than [`CLOCK_SLACK`] later, because a clock was far
+    /// ahead or the hold was much longer.
     fn clamp_future(&self, state: &mut State, now: Micros) {
         let end = (now + self.hold).get();
         if Self::slots(state).last().is_none_or(|newest| Self::end(newest) <= end + CLOCK_SLACK.get()) {
@@ -191,8 +192,8 @@ impl Concurrency {
         slots.chunks(8).any(|chunk| chunk.iter().fold(false, |found, slot| found | own.is_own(slot)))
     }
 
-    /// Removes expired slots and at most `max_slots` slots of the caller, only those that end at `end` if it is given.
-    /// Returns the number of the caller's slots that were removed.
+    /// Removes at most `max_slots` slots of the caller, only those that end at `end` if it is given, and expired slots.
+    /// Returns the number of the caller's slots that were removed. If there are none, expired slots stay as well.
     ///
     /// The slots of one holder are adjacent, because they are taken together and renewed together.
     fn free(&self, state: &mut State, expired: usize, max_slots: u64, end: Option<u64>) -> u64 {
@@ -239,7 +240,7 @@ impl Concurrency {
         held
     }
 
-    /// Returns the slots that are not guaranteed to other classes, up to the maximum of the caller's class.
+    /// Returns the number of free slots that are not guaranteed to other classes, up to the class's maximum.
     fn free_slots_of_class(&self, classes: &Classes, held: &SlotsPerClass) -> u64 {
         let class = usize::from(self.context.class);
         let mut taken = 0;

@@ -1,9 +1,10 @@
 //! [`DebtBucket`]: a token bucket that may go into debt, for hits whose number is known only afterwards.
 //!
-//! A request passes if nothing is owed and it then owes at most `debt` hits; nothing passes until that is paid back. Guava's
-//! smooth bursty limiter does this without a bound. In any time *t*, at most `burst + debt + rate × t` hits are allowed.
+//! A request is allowed if no hits are owed before it, and at most `debt` hits after it. Nothing is allowed until they
+//! are paid back. Guava's smooth bursty limiter does this without a maximum debt. In any time *t*, at most
+//! `burst + debt + rate × t` hits are allowed.
 //!
-//! The state is that of a `bucket` with long fractions which holds `burst + debt` hits.
+//! The state is that of a `bucket` which holds `burst + debt` hits, with a fraction of seven bytes.
 
 use super::{
     Algorithm, Arguments, CounterProgram, Decision, InvalidLimit, LimitSpec, Limiter, MaxHits, Micros, Operation,
@@ -18,8 +19,8 @@ impl DebtBucket {
     /// Creates a bucket that allows `requests` per window in the long run, with bursts of `burst` hits and a debt of up to
     /// `debt` hits.
     ///
-    /// Returns `None` if one of the numbers is 0, if burst and debt exceed [`MaxHits::MAX`], or if the window or the time to
-    /// restore both exceeds [`super::MAX_PERIOD`].
+    /// Returns `None` if one of the numbers is 0, if burst and debt together exceed [`MaxHits::MAX`], or if the window
+    /// or the time to restore both exceeds [`super::MAX_PERIOD`].
     #[must_use]
     pub fn new(requests: u64, window: Micros, burst: u64, debt: u64) -> Option<Self> {
         if burst == 0 || debt == 0 {

@@ -199,7 +199,7 @@ impl Limiter for FirstRequestWindow {
         Self { count_denied: true, ..*self }.into()
     }
 
-    /// The window of a hit begins with that hit at the latest.
+    /// Returns whether the window of a hit has ended. The window begins with this hit at the latest.
     fn has_expired(&self, counted: Micros, now: Micros) -> bool {
         counted + self.window <= now
     }

@@ -45,7 +45,8 @@ impl FixedWindow {
     /// A limiter that denies everything.
     pub const DENY_ALL: Self = Self { max_hits: MaxHits::hard(0), window: Micros::from_secs(1), count_denied: true };
 
-    /// Largest limit, including the part above a soft limit: the largest number that the count can distinguish from more.
+    /// Largest limit, including the part above a soft limit. It is below the maximum count, so that a count can exceed
+    /// it.
     pub const MAX_HITS: u64 = MAX_COUNT - 1;
 
     /// Creates a limiter; `None` if the limit is larger than [`Self::MAX_HITS`], or if the window is zero or longer than
@@ -82,7 +83,7 @@ impl FixedWindow {
         at - at % self.window + self.window
     }
 
-    /// Returns the time within which the stored window must begin.
+    /// Returns the time in microseconds within which a stored window that is ahead of the clock must begin.
     fn slack(&self) -> u64 {
         CLOCK_SLACK.get().min(self.window.get().saturating_mul(WINDOW_TAGS / 2))
     }
@@ -194,7 +195,7 @@ impl Limiter for FixedWindow {
         })
     }
 
-    /// Returns the length of the window: the integer in the state does not contain it.
+    /// Returns the length of the window in seconds, because the integer in the state does not contain it.
     fn scope(&self) -> Option<u64> {
         Some(self.window.floor_secs())
     }

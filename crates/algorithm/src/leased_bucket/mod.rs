@@ -3,8 +3,8 @@
 //! If a leased part drained while it is leased, more than `burst + rate × t` could be allowed: its hits arrive after
 //! their capacity has become free again. So a leased part counts against the burst and does not drain. At the end of
 //! the lease it is poured into the bucket as if all of it had been spent at that moment; hits that are returned before
-//! are subtracted from the lease. Compare a bucket into which each hit is poured when it is spent: bucket and leased
-//! parts together are always at least as full, so that bucket never overflows.
+//! are subtracted from the lease. Compare a second bucket into which each hit is poured when it is spent: this bucket
+//! and its leased parts together are always at least as full, so the second bucket never overflows.
 //!
 //! Leases end on a time grid, so that the leases of all instances need at most two entries. The end follows from the
 //! instant at which the lease was taken, and is between one and two steps of the grid later.
@@ -44,7 +44,7 @@ impl CounterProgram for LeasedBucket {
         self.0.lease_lifetime()
     }
 
-    /// Leases that have ended count as poured into the bucket.
+    /// Returns the instant at which the bucket will have drained, including its leased parts.
     fn expires(&self, state: &State, now: Micros) -> Micros {
         self.0.expires(state, now)
     }

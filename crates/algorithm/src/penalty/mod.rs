@@ -1,8 +1,8 @@
 //! [`Penalty`]: a time in which every hit is denied, because the entity has exceeded its limit.
 //!
 //! A take begins a penalty if none is in force, and changes nothing otherwise. A peek is allowed unless one is in force. The
-//! first penalty has the shortest length. The next one is twice as long if it begins within the length of the last one after
-//! its end, up to the longest.
+//! first penalty has the shortest length. The next one is twice as long as the last one, up to the longest length, if
+//! the time between the two is less than the length of the last one. Otherwise it has the shortest length as well.
 //!
 //! The state is the end of the last penalty (7 bytes, microseconds since the Unix epoch) and its length (7 bytes).
 
@@ -37,7 +37,7 @@ impl Last {
         state.push::<7>(self.length.get());
     }
 
-    /// Returns whether a penalty that begins now is longer than this one.
+    /// Returns whether a penalty that begins now is twice as long as this one, up to the longest length.
     fn is_recent(self, now: Micros) -> bool {
         now < self.end + self.length
     }
@@ -88,7 +88,7 @@ impl Penalty {
         }
     }
 
-    /// Returns the state before the last penalty, as far as it is known.
+    /// Restores the state before the last penalty, as far as it is known, if this penalty began at `taken`.
     fn undo(self, state: &mut State, taken: Micros) {
         let Some(last) = Last::read(state) else {
             return;

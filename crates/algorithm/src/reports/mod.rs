@@ -20,7 +20,7 @@ pub struct UtilizationReports {
 pub struct Utilization {
     /// Highest reported utilization, from 0 to 1.
     pub max: f64,
-    /// Mean of the reports.
+    /// Mean of the reported utilizations, from 0 to 1.
     pub mean: f64,
     /// Number of reporters.
     pub reporters: u32,

@@ -26,7 +26,7 @@ pub struct ScheduledWindow {
     count_denied: bool,
 }
 
-/// When windows begin.
+/// The beginnings of a limit's fixed windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schedule {
     /// At the boundaries of a calendar.
@@ -89,7 +89,7 @@ impl Schedule {
         }
     }
 
-    /// Returns the length of the windows; that of a month is 30 days.
+    /// Returns the length of the windows; that of a month is 30 days, and that of a year 365 days.
     fn length(&self) -> Micros {
         let days = |days| Micros::from_secs(days * 86_400);
         match self {

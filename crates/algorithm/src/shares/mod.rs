@@ -349,7 +349,7 @@ impl Limiter for Shares {
         Ok(Self::new(capacity, spec.window, classes).ok_or(error)?.into())
     }
 
-    /// Returns the window, on which the units depend.
+    /// Returns the length of the window in seconds, because the unit of the numbers in the state depends on it.
     fn scope(&self) -> Option<u64> {
         Some(self.window / 1_000_000)
     }

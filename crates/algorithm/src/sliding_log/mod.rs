@@ -82,7 +82,8 @@ impl SlidingLog {
         low
     }
 
-    /// Replaces all instants by `now` at the latest if a clock was far ahead when the log was written.
+    /// Replaces instants after `now` by `now` if the newest is more than [`MAX_AHEAD`] later: it was written by a wrong
+    /// clock.
     fn clamp_future(state: &mut State, now: Micros) {
         if Self::newest(state).is_none_or(|newest| newest <= now.get() + MAX_AHEAD.get()) {
             return;
@@ -94,7 +95,8 @@ impl SlidingLog {
         }
     }
 
-    /// Removes up to `cost` hits of one instant, and the expired ones.
+    /// Removes up to `cost` hits of one instant, and the expired ones. Without a hit of this instant, nothing is
+    /// removed.
     fn remove(state: &mut State, expired: usize, instant: u64, cost: u64) {
         let entries: Vec<_> = (expired..Self::len(state)).map(|index| Self::entry(state, index)).collect();
         if !entries.contains(&instant) {

@@ -36,7 +36,7 @@ pub struct WarmUp {
     drain_time: DrainTime,
 }
 
-/// The debt and the coldness at an instant.
+/// The debt at an instant, and the idle time that is stored (`cold`, in microseconds).
 #[derive(Clone, Copy, Debug)]
 struct WarmUpState {
     /// Instant at which the debt is paid.
@@ -51,7 +51,8 @@ impl WarmUp {
 
     /// Creates a limiter that allows `requests` per window when warm.
     ///
-    /// Returns `None` if there are no requests, if the burst is 0, or if a duration is out of range.
+    /// Returns `None` if there are no requests, if the window or the burst is 0, if the warm-up period is 0 or exceeds
+    /// [`Self::MAX_WARM_UP`], or if the maximum debt takes longer than [`MAX_PERIOD`] to drain.
     #[must_use]
     pub fn new(requests: u32, window: Micros, burst: u32, period: Micros, count_denied: bool) -> Option<Self> {
         let rate = Rate::new(requests.into(), window)?;
@@ -70,7 +71,7 @@ impl WarmUp {
         self.rate.duration_of(cost.min(self.max_cost + 1))
     }
 
-    /// Returns the maximum debt at which a request of this cost is still allowed.
+    /// Returns the maximum debt at which a request of this cost is still allowed; `None` if it never is.
     fn allowed_debt(&self, cost: u64) -> Option<ExactDuration> {
         if cost > self.max_cost {
             return None;

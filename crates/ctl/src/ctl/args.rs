@@ -82,7 +82,7 @@ pub(super) enum Command {
     Inspect {
         #[command(flatten)]
         descriptor: Descriptor,
-        /// Number of hits of the request that is asked about
+        /// Number of hits of the request that is inspected
         #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
         hits: u32,
     },
@@ -105,7 +105,7 @@ pub(super) enum Command {
         #[command(flatten)]
         reason: Reason,
     },
-    /// List the entities with the most denied hits in the last minutes, on all instances of --addr
+    /// List the entities with the most denied requests in the last minutes, on all instances of --addr
     #[command(after_help = TOP_EXAMPLES)]
     Top(Top),
     /// Refresh the list of `top` every second, together with health and switches

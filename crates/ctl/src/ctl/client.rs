@@ -44,10 +44,10 @@ pub(super) struct Connection {
     tls: Tls,
 }
 
-/// The methods of an instance.
+/// Client of the admin API of one instance.
 pub(super) type Service = AdminServiceClient<InterceptedService<Channel, Token>>;
 
-/// Adds the token to every call.
+/// Interceptor that adds the token to every call.
 #[derive(Clone)]
 pub(super) struct Token(Option<MetadataValue<Ascii>>);
 
@@ -241,7 +241,7 @@ struct CallError {
     message: String,
 }
 
-/// Returns whether the call may succeed if it is repeated, which has no effect if it was executed before.
+/// Returns whether the call failed because the store or the instance was unavailable, so that it can be retried.
 pub(super) fn is_retryable(error: &anyhow::Error) -> bool {
     error.downcast_ref::<CallError>().is_some_and(|call_error| call_error.code == Code::Unavailable)
 }

@@ -39,8 +39,8 @@ fn check_names(domain: &str, rule: &str, rules: &[api::Rule]) -> anyhow::Result<
     bail!(UnknownName::new(problem, rule, known.iter().map(String::as_str)).to_string())
 }
 
-/// Returns the names with which a rule is printed: of its limit, its path with and without the domain, and after the
-/// domain as in a switch.
+/// Returns all spellings of a rule in printed texts: its name, its path with and without the domain, and `DOMAIN|NAME`
+/// as in the name of a switch.
 fn spellings(rule: &api::Rule) -> Vec<String> {
     let mut all = vec![rule.name.clone()];
     for path in [&rule.path, &rule.path_without_plan] {

@@ -106,7 +106,7 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
 pub(super) fn period(text: &str) -> Result<Duration, String> {
     let period = humantime::parse_duration(text).map_err(|error| error.to_string())?;
     if period < Duration::from_secs(1) || period > TopEntities::MAX_PERIOD {
-        return Err("the time must be at least a second, and entities are kept for one hour".to_owned());
+        return Err("the duration must be from 1s to 1h, because entities are kept for one hour".to_owned());
     }
     Ok(period)
 }
@@ -205,7 +205,8 @@ pub(super) fn planned(target: api::target::Target, from: Timestamp) -> anyhow::R
     Ok(TargetMessage::Planned(api::PlannedTarget { from: Some(from), target: Some(target) }))
 }
 
-/// Returns the target of an override after its beginning; `None` if it has none.
+/// Returns the target that a planned override has after its beginning, and any other target unchanged. Returns `None`
+/// if the message contains no target.
 pub(super) fn begun(target: &api::Target) -> Option<api::target::Target> {
     use api::{planned_target::Target as Planned, target::Target as TargetMessage};
     match target.target.clone()? {

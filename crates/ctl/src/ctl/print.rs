@@ -406,7 +406,6 @@ fn format_percent(share: f64) -> String {
     format!("{}%", (share * 1_000.0).round() / 10.0)
 }
 
-/// Prints a change of an override, and the hits that it has refunded.
 /// Returns hits as an amount if their rule has a currency, and otherwise as a number.
 fn hits_text(hits: u64, currency: Option<&api::Currency>) -> String {
     match currency {
@@ -415,6 +414,7 @@ fn hits_text(hits: u64, currency: Option<&api::Currency>) -> String {
     }
 }
 
+/// Prints a change of an override, and the hits that it has refunded.
 fn print_change(change: &api::OverrideChange) {
     println!("{}", change_line(change));
     if change.refunded_hits > 0 {

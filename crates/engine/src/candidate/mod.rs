@@ -43,7 +43,7 @@ const MAX_MINUTES: usize = 180;
 /// Maximum number of entities in the list of the first newly denied ones.
 const MAX_FIRST_DENIED: usize = 20;
 
-/// An entity with newly denied hits.
+/// An entity with hits that the candidate rules deny and the rules in force allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewlyDenied {
     /// The entity.
@@ -146,7 +146,8 @@ impl Candidate {
 
     /// Queues a request that the rules in force have decided, so that no caller waits for the store.
     ///
-    /// Returns the time after which the worker has to call [`Engine::evaluate_queued`](super::Engine::evaluate_queued); `None` if that is not necessary.
+    /// Returns the time after which the worker has to call [`Engine::evaluate_queued`](super::Engine::evaluate_queued),
+    /// or `None` if this request needs no other call.
     pub fn queue(&self, worker: WorkerId, request: &Request<'_>, verdict: &Verdict, now: Micros) -> Option<Duration> {
         let sampled = self.sample_descriptors(request, verdict);
         if sampled.is_empty() {

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-/// Maps texts to ids and values. A text is removed when the last override that uses it is removed.
+/// A map of texts to ids and values. A text is removed when the last override that uses it is removed.
 #[derive(Clone)]
 pub(super) struct Interner<T> {
     /// The texts by id; `None` for free ids.

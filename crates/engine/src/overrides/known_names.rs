@@ -18,7 +18,7 @@ const MAX_COMPARED_NAMES: usize = 10_000;
 /// Maximum number of unknown names for which the nearest name is searched.
 const MAX_SEARCHES: usize = 3;
 
-/// A name that the rules do not have.
+/// A name in an override that the rules do not have, or a value that looks like a wildcard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
     problem: String,
@@ -54,7 +54,7 @@ impl fmt::Display for UnknownName {
 /// The names of a set of rules.
 pub struct KnownNames<'r> {
     rules: &'r RuleSet,
-    /// The names of the domains that were needed so far.
+    /// The names in each domain that was looked up so far.
     domains: BTreeMap<String, DomainNames>,
     searches: usize,
 }
@@ -93,7 +93,8 @@ impl<'r> KnownNames<'r> {
         }
     }
 
-    /// Returns the first name without which the override has no effect, or `None` if it has one.
+    /// Returns the first name that the rules do not have and without which the override has no effect. Returns `None`
+    /// if the override has an effect.
     ///
     /// A limit of a known domain limits requests with exactly its entries, even if no rule has their keys.
     pub fn name_without_effect(&mut self, target: &Target, value: &str) -> Option<UnknownName> {

@@ -44,7 +44,7 @@ use crate::bounded;
 pub struct Override {
     /// The entity or rules that the override applies to.
     pub target: Target,
-    /// The text of a limit, of a plan assignment, or the name of a mode.
+    /// The text of a limit or of a plan assignment, the name of a mode, or a text that names a set of rules.
     pub value: Arc<str>,
     /// The time at which the override expires; `None` if it does not expire.
     pub until: Option<Micros>,
@@ -91,15 +91,15 @@ pub enum OverrideError {
     /// The name of a plan is empty.
     #[error("the name of the plan is empty")]
     Plan,
-    /// The override would have no effect.
+    /// The end of the override has passed, so it would have no effect.
     #[error("the end of the override has passed")]
     Ended,
-    /// Tables have ends in seconds, in 32 bits.
+    /// The end of the override is too late: tables store ends in seconds, in 32 bits.
     #[error(
         "the end of the override is after 2106-02-07T06:28:15Z, the last that can be stored; leave it out for no end"
     )]
     EndsTooLate,
-    /// The override should have begun already.
+    /// The beginning of a planned override has passed.
     #[error("the beginning of the override has passed; leave it out to set the override at once")]
     HasBegun,
     /// The override would end before it begins.
@@ -146,7 +146,7 @@ pub struct Overrides {
 #[derive(Clone, Copy)]
 pub(crate) struct EntityLimit<'s> {
     pub(crate) limit: &'s CustomLimit,
-    /// Number of entries in its target.
+    /// Number of entries in the target of the override.
     pub(crate) entries: usize,
 }
 
@@ -329,7 +329,7 @@ impl Overrides {
         }
     }
 
-    /// Checks whether these overrides can have an override, also after its beginning if it is planned.
+    /// Checks whether an override can be added to these, also after its beginning if it is planned.
     ///
     /// # Errors
     ///
@@ -465,7 +465,7 @@ impl Overrides {
         }
     }
 
-    /// Returns only the switches that are not from the store.
+    /// Returns overrides with only the switches that are not from the store.
     #[must_use]
     pub fn without_stored(&self) -> Self {
         let mut switches = (*self.switches).clone();
@@ -533,7 +533,8 @@ impl Overrides {
         limits.chain(plans).chain(rest.cloned())
     }
 
-    /// Returns the override for a set of rules. Its value begins with the digest of the set.
+    /// Returns the override for a set of rules. Its value begins with the digest of the set, or names the rule
+    /// directory.
     #[must_use]
     pub fn rules(&self, slot: RuleSetSlot) -> Option<&Override> {
         self.rules.get(&slot)
@@ -613,7 +614,8 @@ impl Overrides {
         }
     }
 
-    /// Returns whether the override of a target was set after a second, so that one that has begun then is outdated.
+    /// Returns whether the override of a target was set after `second`. A planned override that begins in that second
+    /// is then outdated.
     #[must_use]
     pub fn is_set_after(&self, target: &Target, second: Micros) -> bool {
         // Tables store only the second in which an override was set.

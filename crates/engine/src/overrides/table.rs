@@ -5,9 +5,9 @@
 //! lookup compares no text. With a million overrides, each takes 141 bytes: some 40 in the part's table, and the others
 //! for its [`Metadata`], which decisions do not read.
 //!
-//! A table of our own, with buckets of one cache line that were prefetched before the clock was read and moved into large
-//! pages, took 85 bytes per override and made decisions 1.03 to 1.06 times as expensive with a million overrides (1.12
-//! now). It was 300 lines longer and needed unsafe code, so it was replaced when the bound was raised from 1.05 to 1.15.
+//! A million overrides make a decision 1.12 times as expensive. A table of our own, with prefetched buckets of one
+//! cache line, would take 85 bytes per override and make it 1.03 to 1.06 times as expensive, but need 300 more lines
+//! and unsafe code: `docs/design/decisions/0023-overrides-in-the-snapshot.md`.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const PARTS: usize = 192;
 pub(super) struct Entity {
     /// Number of the override's value in its interner.
     pub(super) value: u32,
-    /// The time of expiry in seconds; 0 if the override does not expire.
+    /// The time of expiry in seconds since the Unix epoch; 0 if the override does not expire.
     pub(super) until: u32,
 }
 
@@ -35,7 +35,7 @@ pub(super) struct Metadata {
     /// The text of the target.
     pub(super) target: Box<str>,
     pub(super) version: u64,
-    /// Time of the change, in seconds to save memory.
+    /// Time of the change, in seconds since the Unix epoch, which take less memory.
     pub(super) at_seconds: u32,
     /// Numbers of the author and the reason in the interner of texts.
     pub(super) author: u32,

@@ -1,5 +1,5 @@
-//! [`Target`] of an override, and its text form, such as `limit|api|user=bob|path=/v1/charges`. An override that begins
-//! later has the beginning before it: `planned|2026-12-01T00:00:00Z|limit|api|user=bob`.
+//! [`Target`] of an override, and its text form, such as `limit|api|user=bob|path=/v1/charges`. The text of a planned
+//! override starts with the time at which it begins: `planned|2026-12-01T00:00:00Z|limit|api|user=bob`.
 
 use std::{
     fmt,
@@ -109,13 +109,13 @@ impl Scope {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// The text is malformed.
-    #[error("{0:?} is not an override target")]
+    #[error("{0:?} is not an override target: expected a text such as limit|api|user=bob")]
     Malformed(String),
     /// The text is too long, or has too many entries.
     #[error("an override target has at most {MAX_BYTES} bytes and {MAX_ENTRIES} entries")]
     TooLong,
     /// The domain, the list of entries, a key or another name is empty.
-    #[error("an override target needs a domain and entries with keys")]
+    #[error("the override target has no entries, or its domain, a key or another name is empty")]
     Empty,
     /// The target of a planned override is neither a limit nor a plan nor a switch.
     #[error("only a limit, a plan or a switch can begin later")]
@@ -147,7 +147,7 @@ impl Target {
     }
 
     /// Returns the target of an override that begins at a time, which is rounded up to a full second. Returns `None` if
-    /// the time is too late.
+    /// the seconds since the Unix epoch exceed 32 bits.
     #[must_use]
     pub fn planned(self, from: Micros) -> Option<Self> {
         let from_seconds = u32::try_from(from.ceil_secs()).ok()?;

@@ -63,7 +63,8 @@ impl TokenBucket {
         Self { max_tokens, tokens: tokens.max(1), interval_secs: interval_secs as u32 }
     }
 
-    /// Returns the same bucket with a token less if Envoy would take it for `former`: it ignores a different interval.
+    /// Returns the bucket, with a token less per interval if Envoy would take it for `former`, because Envoy ignores a
+    /// different interval.
     fn after(self, former: Option<Self>) -> Self {
         if let Some(former) = former
             && (former.max_tokens, former.tokens) == (self.max_tokens, self.tokens)
@@ -96,8 +97,8 @@ impl TokenBucket {
         tokens.min(self.full()).plus(self.added(time)).floor()
     }
 
-    /// Returns the largest possible number of tokens after Envoy has replaced `former`, which contained `tokens`. A new
-    /// bucket is full; another one keeps the part of its tokens.
+    /// Returns the largest possible number of tokens after Envoy has replaced `former`, which contained `tokens`.
+    /// Without a former bucket, this one is full; otherwise it is filled to the same part as the former one.
     pub(super) fn tokens_after(&self, former: Option<Self>, tokens: Tokens) -> Tokens {
         let Some(former) = former else {
             return self.full();
@@ -127,13 +128,15 @@ fn are_close(a: f64, b: f64, ratio: f64) -> bool {
 /// When the hits of a quota are counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Prepayment {
-    /// Those of its whole lifetime before it is sent: fixed windows of at least [`MIN_LIFETIMES`].
+    /// The hits of the quota's whole lifetime, before the quota is sent: for fixed windows of at least
+    /// [`MIN_LIFETIMES`] lifetimes.
     Lifetime,
-    /// Those of each window just before it begins: shorter fixed windows.
+    /// The hits of each window, just before the window begins: for shorter fixed windows.
     Window,
-    /// Those of each second before it begins, also in debt: buckets, and sliding windows and logs that are shorter.
+    /// The hits of each second, before the second begins, even if the counter goes into debt: for buckets, and for
+    /// shorter windows and logs of other kinds.
     Second,
-    /// Those of each second before it begins, if they are free: longer sliding windows and logs.
+    /// The hits of each second, before the second begins, if they are free: for longer windows and logs of other kinds.
     FreeSecond,
 }
 
@@ -157,7 +160,7 @@ const MIN_RATE: f64 = 1e-6;
 const MIN_TOKENS: u64 = 2;
 /// Number of quota lifetimes that a window must have, so that its quotas are counted for their whole lifetime.
 const MIN_LIFETIMES: u64 = 2;
-/// A quota that is counted for its whole lifetime holds at most this part of the unused hits as its burst.
+/// Divisor for the burst of a quota that is counted for its whole lifetime: a quarter of its share of the unused hits.
 const BURST_DIVISOR: u64 = 4;
 /// Time in which a caller may use up its part of the unused hits, in addition to a quota's lifetime.
 const SPENDING_TIME: Micros = Micros::from_secs(5);
@@ -173,7 +176,8 @@ fn hits_per_second(requests: u64, window: Micros) -> u64 {
 }
 
 impl DivisibleLimit {
-    /// Returns `None` if the limit is not a rate, or if it delays requests or may be owed hits.
+    /// Returns the numbers of a limit for quotas that last `ttl`. Returns `None` if the limit is not a rate, delays
+    /// requests, or allows debt.
     pub(super) fn new(applied: &AppliedLimit<'_>, ttl: Micros) -> Option<Self> {
         let algorithm = applied.limit.algorithm();
         let spec = algorithm.spec().filter(|spec| spec.queue.is_none() && spec.debt.is_none())?;
@@ -310,8 +314,8 @@ impl Prepaid {
         (to_signed(needed) - self.hits).max(0).unsigned_abs()
     }
 
-    /// Returns whether so many hits could not be counted that the quota must end. A full log has free hits again within
-    /// a second, but not at every moment.
+    /// Returns whether the quota must end, because more hits are missing than the bucket admits in [`MAX_UNPAID_TIME`].
+    /// Fewer can be missing for a moment: a full log has free hits again within a second.
     pub(super) fn is_used_up(&self, bucket: &TokenBucket, needed: u64) -> bool {
         self.missing(needed) > bucket.max_admitted(Tokens::default(), MAX_UNPAID_TIME)
     }
@@ -321,13 +325,13 @@ impl Prepaid {
         self.hits = self.hits.saturating_add_unsigned(hits);
     }
 
-    /// Returns the end of the window in which the hits are counted, of fixed windows.
+    /// Returns the end of the fixed window in which the hits are counted; `None` if the limit is no fixed window.
     #[must_use]
     pub fn window_end(&self) -> Option<Micros> {
         self.window_end
     }
 
-    /// Returns whether hits could be returned to a window that goes on.
+    /// Returns whether there are hits that can be returned, because their window has not ended.
     #[must_use]
     pub fn is_returnable(&self, now: Micros) -> bool {
         self.hits > 0 && self.window_end.is_some_and(|end| now < end)

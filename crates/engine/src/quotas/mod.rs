@@ -57,7 +57,7 @@ pub struct BucketReport<'a> {
     pub held: HeldQuota,
     /// Normal lifetime of a quota at the caller.
     pub ttl: Micros,
-    /// Time after which the next quota has ended in any case: with [`DELIVERY_TIME`].
+    /// Time after which the next quota has ended in any case: `ttl` and [`DELIVERY_TIME`].
     pub lifetime: Micros,
 }
 
@@ -77,7 +77,7 @@ pub enum Quota {
 pub struct HeldQuota {
     /// The quota; `None` before the first one.
     pub quota: Option<Quota>,
-    /// Largest possible number of tokens in its bucket at the last report.
+    /// Largest possible number of tokens in the quota's token bucket at the last report.
     pub tokens: Tokens,
     /// The hits that are counted in advance.
     pub prepaid: Prepaid,
@@ -117,20 +117,20 @@ impl HeldQuota {
     }
 }
 
-/// The result of a report.
+/// The next quota of a caller, and for how long it lasts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Assignment {
     /// The next quota.
     pub quota: Quota,
-    /// Largest possible number of tokens in its bucket now.
+    /// Largest possible number of tokens in the quota's token bucket now.
     pub tokens: Tokens,
     /// The hits that are counted in advance.
     pub prepaid: Prepaid,
     /// Share of the limit in millionths; `None` if there is no limit, or none that can be shared.
     pub share: Option<u64>,
-    /// Time after which the quota has ended at the caller in any case, with [`DELIVERY_TIME`]; `None` for
-    /// [`BucketReport::lifetime`]. Shorter if the share is to be reduced: the quota is not extended then, and lasts at
-    /// least [`Assignments::REDUCTION_TIME`].
+    /// Time after which the quota has ended at the caller in any case, including [`DELIVERY_TIME`]; `None` for
+    /// [`BucketReport::lifetime`]. If the share is to be reduced, the quota is not extended, and this time is shorter,
+    /// but at least [`Assignments::REDUCTION_TIME`].
     pub lifetime: Option<Micros>,
     /// Time after which the quota should be computed again without a report, if it depends on more than reports.
     pub review_in: Option<Micros>,
@@ -142,8 +142,8 @@ pub struct ReportOutcome {
     /// The next quota. `None` before rules are loaded, and if the failure policy is `error` and the limit cannot be divided
     /// or the store has failed.
     pub assignment: Option<Assignment>,
-    /// Whether the reported requests are counted, or need not be. If the store has failed, the quota is that of the
-    /// failure policy.
+    /// Whether the reported requests are counted, or need not be. It is `false` if the store has failed; then the quota
+    /// is that of the failure policy.
     pub is_counted: bool,
 }
 
@@ -166,7 +166,7 @@ pub struct Payment {
 pub const DELIVERY_TIME: Micros = Micros::from_secs(2);
 /// Time between two payments for a quota.
 const SECOND: Micros = Micros::from_secs(1);
-/// A quota that is not extended is reviewed this long before it ends at the caller.
+/// Time before the end of a quota at the caller at which the quota is reviewed, if it is not extended.
 pub const REVIEW_TIME: Micros = Micros::from_secs(2);
 
 impl Assignment {
@@ -409,7 +409,7 @@ impl<S: Store> Engine<S> {
         Assignment { prepaid, ..Assignment::bucket(bucket, tokens) }
     }
 
-    /// Returns the next quota of another limit: a part of its rate and of its burst.
+    /// Returns the next quota of a limit without [`Prepayment::Lifetime`]: a part of its rate and of its burst.
     async fn assign_part(
         &self,
         counter: &SharedCounter<'_>,
@@ -522,7 +522,7 @@ impl<S: Store> Engine<S> {
         prepaid.missing(needed) == 0
     }
 
-    /// Returns the hits that a caller has not used to the counter, when its quota has ended.
+    /// Returns unused hits of a caller to the counter, when its quota has ended.
     pub async fn return_unused(&self, report: &BucketReport<'_>, now: Micros) {
         let snapshot = &*self.rules.load();
         let descriptor = report.descriptor();
@@ -588,7 +588,8 @@ impl<S> Engine<S> {
         Ok(SharedCounter { applied, algorithm, limit, key, number: NonZeroU32::MIN | hasher.finish() as u32 })
     }
 
-    /// Returns the quota for a limit that cannot be divided, and while counters are unavailable.
+    /// Returns the quota by the failure policy, for a limit that cannot be divided and while counters are unavailable.
+    /// Returns `None` if the policy is `error`.
     fn blanket(&self, snapshot: &Snapshot, applied: &AppliedLimit<'_>) -> Option<Assignment> {
         let quota = match self.on_error(applied) {
             FailurePolicy::Error => return None,
@@ -608,7 +609,7 @@ impl<S> Engine<S> {
                 domain,
                 rule = rule.labels[1..].join("."),
                 algorithm = applied.limit.algorithm().name(),
-                "Envoy cannot limit the requests of this rule by itself; it allows or denies all of them, by on_error"
+                "quotas cannot divide the limit of this rule, so on_error decides what Envoy does with the requests"
             );
         }
     }

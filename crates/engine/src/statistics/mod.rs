@@ -2,7 +2,8 @@
 //!
 //! The series of a rule is assigned when a set of rules is loaded, so a decision only updates atomics. If a rule puts
 //! the caller's values into the labels (`detailed_metric`, `value_to_metric`, an override), the series is looked up,
-//! first in a map of the worker. Their number is limited; further hits are counted in one series named `other`.
+//! first in a map of the worker. The number of such series is limited; hits for which there is no room are counted in
+//! one series named `other`.
 
 mod series;
 mod shedding;
@@ -42,8 +43,8 @@ type SeriesMap = HashMap<String, Arc<Series>>;
 #[derive(PartialEq, Eq, Hash)]
 struct RuleKey {
     labels: Labels,
-    /// The names under which its classes are counted. They are part of the key because a level may have the name of a
-    /// class.
+    /// The names under which the rule's classes are counted. They are not appended to the labels, because a level may
+    /// have the name of a class.
     classes: Box<[String]>,
     dynamic_labels: bool,
 }
@@ -176,7 +177,8 @@ impl Statistics {
         &self.unmatched
     }
 
-    /// Returns whether no indivisible limit with these labels was found since rules were loaded.
+    /// Records a limit that quotas cannot divide. Returns whether it is the first one with these labels since rules
+    /// were loaded.
     pub(super) fn is_first_indivisible(&self, labels: &Labels) -> bool {
         self.indivisible.lock().insert(Arc::clone(labels))
     }

@@ -9,10 +9,10 @@ use sluicegate_algorithm::Decision;
 use sluicegate_metrics::{Counter, Striped, WorkerId};
 use sluicegate_rules::Labels;
 
-/// Name of the count of refunded hits, of envoyproxy/ratelimit.
+/// Name of the count of refunded hits in envoyproxy/ratelimit.
 pub(super) const REFUNDED_HITS: &str = "total_negative_hits";
 
-/// The hits that a series counts.
+/// A count of a series: hits of one kind, or denied requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Count {
     Total,
@@ -28,7 +28,7 @@ pub(super) enum Count {
 impl Count {
     /// Number of counts. With more than eight, the stripe of a worker would have a second cache line.
     const NUMBER: usize = 8;
-    /// Hits, most of them under the names of envoyproxy/ratelimit.
+    /// The counts of hits, most of them under the names of envoyproxy/ratelimit.
     pub(super) const HITS: [Self; 7] =
         [Self::Total, Self::Within, Self::Near, Self::Over, Self::Shadow, Self::Soft, Self::DenyCache];
     /// Number of exported series for one set of labels: those of [`Count::HITS`], requests, denied requests, and refunded
@@ -62,7 +62,7 @@ impl Count {
     }
 }
 
-/// The classification of decided hits: the limits between the counts, and the flags of the decision.
+/// How decided hits are counted: the limit, the near-limit threshold, and flags of the decision.
 #[derive(Clone, Copy)]
 pub(crate) struct CountContext {
     pub(crate) limit: u64,
@@ -70,7 +70,7 @@ pub(crate) struct CountContext {
     pub(crate) requests: u64,
     /// The count above which hits are near the limit.
     pub(crate) near: u64,
-    /// Whether denied requests count: then the hits below the limit are counted as within the limit.
+    /// Whether the hits of a denied request that were below the limit are counted as within the limit.
     pub(crate) splits_denied: bool,
     /// Whether denied hits are allowed by shadow mode.
     pub(crate) shadow: bool,

@@ -75,7 +75,7 @@ pub struct TopEntity {
     pub rule: Arc<str>,
     /// Number of requests.
     pub requests: Estimate,
-    /// Number of their hits.
+    /// Number of hits of the requests.
     pub hits: Estimate,
     /// Time since which the entity has been counted.
     pub since: Micros,
@@ -135,9 +135,11 @@ impl TopEntities {
         }
     }
 
-    /// Returns up to `max_entities` entities that `filter` accepts, by their requests in the last `period`.
+    /// Returns up to `max_entities` entities that `filter` accepts, ranked by their requests or hits in the last
+    /// `period`.
     ///
-    /// The counts of the last five minutes are by the minute, and older ones by five minutes.
+    /// Counts are stored per minute for the last five minutes, and per five minutes before that. Only those that begin
+    /// in `period` are included.
     #[must_use]
     pub fn ranking(
         &self,

@@ -7,8 +7,8 @@
 //! larger error than `n / 500`. Sums over several sketches keep this promise, as in Agarwal et al.: *Mergeable
 //! summaries*, 2012: an entity without an entry in a sketch may have as much there as any entry that was replaced.
 //!
-//! Entities are ranked by one of two counts. The other one has no bound by `n`. Nor has a sketch with very long names,
-//! which has fewer entries.
+//! Entities are ranked by one of two counts, and the promise does not hold for the other one. Nor does it hold for a
+//! sketch with very long names, which has fewer entries.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -24,8 +24,9 @@ use super::{Estimate, RankBy};
 pub(crate) const MAX_ENTRIES: usize = if cfg!(fuzzing) { 10 } else { 500 };
 /// Maximum number of descriptors of five minutes that are older than [`MAX_MINUTES`].
 const MAX_OLD_ENTRIES: usize = MAX_ENTRIES / 5;
-/// Maximum size of all names of a minute, and of five older minutes, in bytes.
+/// Maximum size of all names of a minute, in bytes.
 const MAX_NAME_BYTES: usize = 256_000;
+/// Maximum size of all names of five older minutes, in bytes.
 const MAX_OLD_NAME_BYTES: usize = 50_000;
 /// Length of the window that one sketch covers.
 pub(super) const MINUTE: Micros = Micros::from_secs(60);
@@ -107,9 +108,9 @@ impl Entry {
 /// The sketches of the last hour.
 #[derive(Default)]
 pub(super) struct Sketches {
-    /// The last minutes, the latest last.
+    /// The sketches of the last minutes, the latest last.
     pub(super) minutes: VecDeque<Sketch>,
-    /// What came before them, in windows of five minutes, the latest last.
+    /// The sketches before the last minutes, of five minutes each, the latest last.
     pub(super) old: VecDeque<Sketch>,
 }
 
@@ -171,7 +172,7 @@ pub(super) struct Sketch {
     pub(super) entries: Vec<Entry>,
     /// The position of each key in `entries`; empty for a sum.
     positions: HashMap<Arc<str>, usize>,
-    /// The most that an entity without an entry may have had.
+    /// Maximum counts of an entity without an entry.
     missed: Numbers,
     /// Total length of the entities' names, in bytes.
     name_bytes: usize,
@@ -259,7 +260,7 @@ impl Sketch {
 pub(super) struct Sum {
     pub(super) total: Numbers,
     entries: HashMap<Arc<str>, SummedEntry>,
-    /// The most that entities without an entry in any sketch may have.
+    /// Maximum counts of an entity without an entry in any sketch.
     missed: Numbers,
 }
 

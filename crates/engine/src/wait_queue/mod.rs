@@ -222,8 +222,8 @@ impl WaitQueues {
 }
 
 impl Table {
-    /// Removes a waiter. After a request that was allowed, with `hits` remaining, the next ones decide; otherwise only the
-    /// one that becomes the first.
+    /// Removes a waiter. If its request was allowed and `hits` remain, the next waiters decide. If `hits` is `None`,
+    /// only a waiter that becomes the first one decides.
     fn remove(&mut self, key: &QueueKey, ticket: u64, hits: Option<u64>) {
         let Some(queue) = self.queues.get_mut(key) else {
             return;
@@ -392,7 +392,7 @@ impl Denial {
 }
 
 impl Retry {
-    /// Returns `None` if the request will never be allowed, or if no time is known.
+    /// Computes the times from a denial. Returns `None` if the request will never be allowed, or if no time is known.
     fn of(verdict: &Verdict) -> Option<Self> {
         let wait = verdict.retry_after()?.duration();
         let mut has_slot = false;
@@ -429,7 +429,7 @@ fn remaining(verdict: &Verdict) -> u64 {
     limited.map(|status| status.remaining).min().unwrap_or(u64::MAX)
 }
 
-/// Returns the queue of a request: its counters, or descriptors that have none.
+/// Returns the key of a request's queue: the identities of its counters, or of descriptors that have none.
 pub(super) fn queue_key(request: &Request<'_>, rules: &RuleSet) -> QueueKey {
     let mut key = QueueKey::new();
     for descriptor in &request.descriptors {

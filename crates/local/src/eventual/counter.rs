@@ -33,7 +33,7 @@ pub(crate) struct EventualCounter {
     /// Time of the state by the store's clock, and the local time at which the store was called for it.
     step_time: Micros,
     called_at: Duration,
-    /// Hits counted here but not reported, by the store's clock.
+    /// Hits counted here but not reported. Their time is by the store's clock.
     pending: PendingHits,
     /// Hits of the report in progress.
     in_flight: Option<PendingHits>,
@@ -119,7 +119,8 @@ impl EventualCounter {
         }
     }
 
-    /// Replaces the state with the store's, and adds the hits counted here since.
+    /// Replaces the state with the store's, and adds the pending hits. Ignores an outcome that a later one has
+    /// overtaken.
     pub(crate) fn merge(&mut self, algorithm: &Algorithm, outcome: &StepOutcome, called_at: Duration, now: Duration) {
         // A slightly older outcome was overtaken by a later one. A much older one means that the clock was set back.
         if outcome.at < self.step_time && self.step_time - outcome.at < MAX_REORDERING {

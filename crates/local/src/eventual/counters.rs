@@ -52,7 +52,7 @@ struct Entry {
     identity: u128,
     /// The algorithm of the limit.
     algorithm: Algorithm,
-    /// The counter for reports: it has the hits that were allowed here.
+    /// The counter that reports are sent to. Its program counts hits even above the limit.
     counter: Counter,
     copy: EventualCounter,
 }

@@ -16,8 +16,8 @@ use super::{CallTime, Local, any_denied, store_call::StoreCall};
 impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
     /// Decides all hits of a request with at least one eventual hit.
     ///
-    /// Hits of unknown eventual counters and of other counters are decided by the store. Under [`Charge::All`], all
-    /// hits are peeked before one is taken.
+    /// Hits of unknown eventual counters are decided by the store, and hits of other counters from leases, the deny
+    /// cache or the store. Under [`Charge::All`], all eventual hits are peeked before one is taken.
     pub(super) async fn apply_eventual(
         &self,
         counters: &EventualCounters,
@@ -37,7 +37,8 @@ impl<S: CounterStore + Clone + Send + Sync + 'static> Local<S> {
         }
     }
 
-    /// Decides the remaining hits: eventual ones in the store, others from leases, the deny cache or the store.
+    /// Decides the hits that have no decision yet: eventual ones in the store, others from leases, the deny cache or
+    /// the store.
     async fn fetch_unknown(
         &self,
         counters: &EventualCounters,

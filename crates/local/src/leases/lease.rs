@@ -191,9 +191,10 @@ impl Lease {
         self.held.as_ref().map(|held| held.taken_at)
     }
 
-    /// Returns hits that were taken at store time `taken_at` to the lease, because their request was denied.
+    /// Adds unused hits to the held ones: hits of a denied request or of a grant, which were taken at store time
+    /// `taken_at`.
     ///
-    /// Returns the hits for a rollback in the store if the lease holds no hits of the same window or grid step.
+    /// Returns the hits for a rollback in the store unless the lease holds hits that end at the same store time.
     pub(crate) fn restore(&mut self, program: &Program, hits: u64, taken_at: Micros) -> Option<Return> {
         match &mut self.held {
             Some(held) if held.end(program, taken_at) == held.end(program, held.taken_at) => {
@@ -206,8 +207,8 @@ impl Lease {
 
     /// Returns the number of hits to acquire, when `remaining` hits are free in the store, or 0 for none.
     ///
-    /// Otherwise the caller must call [`Self::acquired`] or [`Self::acquire_failed`] afterwards. Until then no other
-    /// acquisition begins.
+    /// If it is not 0, the caller must acquire them and then call [`Self::acquired`] or [`Self::acquire_failed`]. Until
+    /// then no other acquisition begins.
     pub(crate) fn begin_acquire(&mut self, remaining: u64) -> u64 {
         let held = self.held_hits();
         // The share includes the free hits here, so repeated acquisitions do not exceed it.
@@ -222,8 +223,8 @@ impl Lease {
 
     /// Completes an acquisition with the outcome of the store call that was sent at `called_at`.
     ///
-    /// Hits of an earlier lease are added if they were taken in the same window or grid step. Otherwise they are
-    /// returned for a rollback.
+    /// Hits of an earlier lease are added if they end at the same store time. Otherwise they are returned for a
+    /// rollback if they still count.
     pub(crate) fn acquired(
         &mut self,
         program: &Program,
@@ -333,7 +334,7 @@ impl HeldHits {
         program.explain(&self.state, Operation { action: Action::Peek, cost: 0, now: self.store_time(now) }, true)
     }
 
-    /// Returns the latest time that the store's clock can show.
+    /// Returns the latest time that the store's clock can show at local time `now`.
     fn store_time(&self, now: Duration) -> Micros {
         let age = now.saturating_sub(self.requested_at).as_micros();
         self.taken_at + Micros::new(u64::try_from(age).unwrap_or(u64::MAX))

@@ -22,10 +22,10 @@ use sluicegate_testing::model_checker::hash;
 const IDLE_TIMEOUT: Duration = Duration::from_millis(50);
 /// Number of intervals per lease TTL in which demand is measured.
 const INTERVALS_PER_TTL: u32 = 8;
-/// Number of intervals whose demand a lease covers. A lease lives at least as long, so that its hits are used before it
-/// ends.
+/// Number of measurement intervals whose demand a lease covers. A lease lives at least as long, so that its hits are
+/// used before it ends.
 const INTERVALS_PER_LEASE: u32 = 4;
-/// Hits per interval that make a counter hot. With fewer, no lease would reach its minimum size.
+/// Hits per measurement interval that make a counter hot. With fewer, no lease would reach its minimum size.
 const HOT_THRESHOLD: u64 = 8;
 
 /// Settings of leases.
@@ -91,7 +91,7 @@ impl LeaseDecision {
 pub(super) struct LeasePayment {
     pub(super) decision: Option<LeaseDecision>,
     pub(super) hits: u64,
-    /// Store time at which the lease took them.
+    /// Store time at which the lease took its hits; `None` if there is no lease.
     taken_at: Option<Micros>,
 }
 
@@ -111,7 +111,7 @@ pub(super) struct FinishedGrant {
     pub(super) rollback: Option<StoreCall>,
 }
 
-/// Result of a sweep.
+/// Result of [`Leases::sweep`].
 #[derive(Default)]
 pub(super) struct SweepResult {
     pub(super) calls: Vec<StoreCall>,
@@ -149,7 +149,8 @@ impl Leases {
 
     /// Restores a payment of a denied request to its lease, and revokes its grant.
     ///
-    /// If that lease no longer exists, returns the call that rolls the hits back.
+    /// If that lease has ended, returns the call that rolls the hits back. If the counter was removed or its rule has
+    /// changed, the hits stay counted in the store.
     pub(super) fn restore(&self, identity: u128, rule: &Program, payment: &LeasePayment) -> Option<StoreCall> {
         if payment.hits == 0 {
             return None;
@@ -184,7 +185,8 @@ impl Leases {
 
     /// Completes a call that acquires hits. `outcome` is `None` if it failed.
     ///
-    /// Returns the call that rolls back unusable hits: those of an earlier lease, or all if the rule has changed.
+    /// Returns the call that rolls back unusable hits: those of an earlier lease, or all if the counter was removed or
+    /// its rule has changed.
     pub(super) fn complete(
         &self,
         call: &StoreCall,

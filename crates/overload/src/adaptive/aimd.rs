@@ -1,4 +1,4 @@
-//! The algorithm of `AIMDLimit`: additive increase, multiplicative decrease.
+//! The algorithm of `AIMDLimit` in Netflix's concurrency-limits: additive increase, multiplicative decrease.
 
 use super::{Estimate, Sample};
 

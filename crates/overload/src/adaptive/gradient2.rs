@@ -1,4 +1,5 @@
-//! The algorithm of `Gradient2Limit`: compares the current latency with a long-term average.
+//! The algorithm of `Gradient2Limit` in Netflix's concurrency-limits: compares the current latency with a long-term
+//! average.
 
 use super::{Estimate, Sample};
 

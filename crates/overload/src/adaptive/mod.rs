@@ -15,11 +15,11 @@ pub use window::Window;
 /// Algorithm of an adaptive limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// Additive increase, multiplicative decrease: the limit rises by one while requests succeed, and falls by a tenth
-    /// when requests time out or are dropped. Latency below the timeout has no effect.
+    /// Additive increase, multiplicative decrease: the limit rises by one with each [`Window`] of successful requests,
+    /// and falls by a tenth when requests time out or are dropped. Latency below the timeout has no effect.
     Aimd,
-    /// Ratio of the current latency to the average of about a minute. It adapts to slow changes of the upstream, but
-    /// after a while it accepts a permanent overload as normal.
+    /// Ratio of the current latency to the average of about five minutes. It adapts to slow changes of the upstream,
+    /// but after a while it accepts a permanent overload as normal.
     Gradient2,
     /// Queue length, estimated from the ratio of the current latency to the latency without load.
     #[default]
@@ -78,11 +78,12 @@ pub struct Estimate {
     pub limit: f64,
     /// Reference latency in microseconds: the latency without load, or the long-term average. 0 if not yet known.
     pub baseline: f64,
-    /// Number of samples in the baseline, or the period in which it was measured.
+    /// For Gradient2, the number of samples in the baseline, up to 10. For Vegas, the number of the 40-second period in
+    /// which the baseline was last measured.
     pub count: u32,
     /// Number of remaining steps of a measurement of the baseline; 0 if none is in progress.
     pub probing_steps: u8,
-    /// Mean latency measured so far.
+    /// Mean latency in the current measurement of the baseline, in microseconds.
     pub measured: f64,
 }
 

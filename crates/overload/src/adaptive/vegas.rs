@@ -1,4 +1,5 @@
-//! The algorithm of `VegasLimit`: estimates the queue from the latency, with its thresholds and steps.
+//! The algorithm of `VegasLimit` in Netflix's concurrency-limits: estimates the queue from the latency, with the same
+//! thresholds and steps.
 //!
 //! It differs from the original where noise demands it. Latencies vary widely, and the lowest of many means is far
 //! below the mean.

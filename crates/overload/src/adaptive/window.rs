@@ -3,10 +3,10 @@
 
 use super::Sample;
 
-/// Samples since the last step.
+/// The samples since the last update of the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Window {
-    /// Earliest time of the next step, in microseconds.
+    /// Earliest time at which the window is complete, in microseconds.
     pub end: u64,
     /// Sum of all latencies, in microseconds.
     pub sum: f64,
@@ -23,7 +23,7 @@ impl Window {
     pub const MIN_SPAN: u64 = 500_000;
     /// Minimum number of samples of a window.
     pub const MIN_SAMPLES: u32 = 10;
-    /// Number of samples per dropped request that is tolerated, because a few requests take long under any load.
+    /// Number of samples for which one dropped request is tolerated, because a few requests take long under any load.
     pub const SAMPLES_PER_TOLERATED_DROP: u32 = 20;
 
     /// Adds a sample. If the window is complete, returns the combined sample and starts a new window.

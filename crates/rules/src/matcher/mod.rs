@@ -126,9 +126,9 @@ pub struct Node {
 pub struct Elastic {
     /// Name of the resource.
     pub resource: Box<str>,
-    /// Utilization up to which the highest limit applies.
+    /// Utilization up to which the highest limit applies, from 0 to 1.
     pub idle: f64,
-    /// Utilization from which only the rule's own limit applies.
+    /// Utilization from which only the rule's own limit applies, from 0 to 1.
     pub busy: f64,
     /// Limits above the rule's own, in ascending steps of 1/[`Self::STEPS`] of the extra capacity.
     pub steps: Box<[Limit]>,
@@ -138,7 +138,8 @@ impl Elastic {
     /// Number of steps between the rule's own limit and the highest one.
     pub const STEPS: usize = 50;
 
-    /// Returns the limit at this utilization of the resource. A higher utilization results in a lower limit.
+    /// Returns the limit at this utilization of the resource, from 0 to 1. A higher utilization results in a lower
+    /// limit.
     ///
     /// Returns `None` if the resource has no spare capacity, so that the rule's own limit applies.
     #[must_use]
@@ -261,8 +262,8 @@ impl RuleSet {
         &mut self.rules
     }
 
-    /// Returns the keys and values of the levels of each rule, by the rule's id. Empty for the rules of plans other than
-    /// the default plan.
+    /// Returns the keys and values of the levels of each rule, by the rule's id. Empty for further limits, and for the
+    /// rules of plans other than the default plan.
     ///
     /// The value of a level that matches any value is empty, and that of a pattern is its text.
     #[must_use]

@@ -16,7 +16,7 @@ use crate::{diagnostic::Location, limit::Measure, matcher::ModifierEntry, yaml::
 /// Default of `hold`: the maximum time for which a request in flight counts.
 const DEFAULT_HOLD: Micros = Micros::from_secs(60);
 
-/// The values of the keywords and their locations.
+/// The values and locations of the keywords that define how hits are counted.
 pub(super) struct AlgorithmKeywords {
     kind: AlgorithmKind,
     spec: LimitSpec,
@@ -55,7 +55,8 @@ impl Default for AlgorithmKeywords {
 pub(super) enum Quantity {
     /// `unit` and `requests_per_unit`.
     PerUnit,
-    /// Keywords of the algorithm; `None` if they are invalid, which has been reported.
+    /// Keywords of the algorithm, with the maximum and its measure; `None` if they are invalid, which has been
+    /// reported.
     Explicit(Option<(u64, Measure)>),
 }
 

@@ -17,7 +17,7 @@ const DEFAULT_IDLE: u32 = 50;
 /// Default of `busy`: utilization in percent from which only the rule's own limit applies.
 const DEFAULT_BUSY: u32 = 90;
 
-/// The values of the keywords, in percent.
+/// The values of the keywords of `elastic`; the numbers are percentages.
 pub(super) struct ElasticKeywords {
     resource: String,
     up_to: u32,
@@ -77,7 +77,7 @@ pub(super) fn build_elastic(
     })
 }
 
-/// Returns a number increased by `extra`, in percent of the number divided by [`Elastic::STEPS`].
+/// Returns a number increased by `extra` / [`Elastic::STEPS`] percent, rounded down.
 fn add_extra(number: u64, extra: u64) -> u64 {
     let increased =
         u128::from(number) * u128::from(100 * Elastic::STEPS as u64 + extra) / (100 * Elastic::STEPS as u128);

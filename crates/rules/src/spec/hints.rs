@@ -12,7 +12,7 @@ struct ForeignWords {
     keyword: &'static str,
     /// The keywords of other systems, without `_` and `-` and in lower case.
     words: &'static [&'static str],
-    /// The correct form, if it is more than another keyword.
+    /// How to write the correct form, if another keyword is not enough; otherwise empty.
     form: &'static str,
 }
 
@@ -116,7 +116,7 @@ const FOREIGN_WORDS: &[ForeignWords] = &[
 /// A keyword to use in place of an unknown one.
 pub(super) struct Suggestion {
     pub(super) keyword: &'static str,
-    /// The correct form, if it is more than another keyword; can be empty.
+    /// How to write the correct form, if another keyword is not enough; otherwise empty.
     pub(super) form: String,
 }
 

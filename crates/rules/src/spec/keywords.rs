@@ -323,7 +323,7 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         keyword(
             "soft",
             ValueSchema::Percent(1, MAX_PERCENT),
-            "The percentage above the limit that is still allowed, in responses marked as over the soft limit.",
+            "The percentage above the limit that is still allowed; these responses are marked as over the soft limit.",
         ),
         keyword("limit", ValueSchema::Number, "The maximum number of requests in flight, at most 1000."),
         keyword(
@@ -395,7 +395,8 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         keyword(
             "currency",
             ValueSchema::TextOrMap(&CURRENCY),
-            "The unit in which the hits of a budget are displayed: a name, with hits of a millionth, or a name and its hits.",
+            "The unit in which the hits of a budget are displayed: a name, if a hit is a millionth, or a map with code \
+             and hits.",
         ),
         keyword(
             "denial",
@@ -410,7 +411,8 @@ pub(crate) static RATE_LIMIT: MapSchema = MapSchema {
         keyword(
             "penalty_max",
             ValueSchema::Duration,
-            "The length up to which a penalty doubles if it begins within the length of the last one after its end.",
+            "The maximum length of a penalty. A penalty is twice as long as the last one if the time between the two \
+             is less than the length of the last one.",
         ),
         keyword("elastic", ValueSchema::Map(&ELASTIC), "A higher limit while a resource has spare capacity."),
         keyword(

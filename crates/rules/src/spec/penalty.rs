@@ -9,7 +9,7 @@ use crate::{
     yaml::Yaml,
 };
 
-/// The values of the keywords and their locations.
+/// The values and locations of `penalty` and `penalty_max`.
 #[derive(Default)]
 pub(super) struct PenaltyKeywords {
     shortest: Option<Field>,

@@ -179,7 +179,7 @@ impl Reader<'_, '_> {
         Some(rate_limit)
     }
 
-    /// Reads the limits of one rule. The others are in `further` of the first one.
+    /// Reads the limits of one rule. Returns the first one, with the others in its field `further`.
     pub(super) fn rate_limits(&mut self, name: &str, node: &Yaml) -> Option<RateLimit> {
         let items = self.list(name, node);
         if items.is_empty() && !matches!(node.kind, Kind::Map(_) | Kind::Scalar { .. }) {
@@ -361,7 +361,7 @@ impl Reader<'_, '_> {
         limit.penalty = penalty.build(self, &context);
         if self.peers && limit.penalty.is_some() {
             let message =
-                "a penalty is in force on the instance that has begun it, because it is not exchanged with peers";
+                "a penalty is in force only on the instance that began it, because it is not exchanged with peers";
             self.diagnostics.warning(node, message);
         }
         rate_limit.limit = Some(limit);

@@ -127,7 +127,8 @@ fn decimal_number(text: &str) -> Option<f64> {
     (0.0..=MAX_NUMBER as f64).contains(&number.trunc()).then_some(number)
 }
 
-/// Reads decimal digits after a leading zero, such as `010`, as octal. Returns `Some(None)` if they are no octal number, and `None` for other texts, such as `0` or `0x10`.
+/// Reads decimal digits after a leading zero, such as `010`, as octal. Returns `Some(None)` if they are no octal
+/// number, and `None` for other texts, such as `0` or `0x10`.
 fn octal_number(text: &str) -> Option<Option<u64>> {
     let text = text.replace('_', "");
     let digits = text.strip_prefix(['+', '-']).unwrap_or(&text).strip_prefix('0')?;
@@ -145,7 +146,7 @@ pub(super) fn actual(node: &Yaml) -> String {
     }
 }
 
-/// Returns the beginning of a text that can be very long.
+/// Returns a text, cut off with `…` after 80 characters.
 pub(super) fn short(text: &str) -> Cow<'_, str> {
     const MAX_CHARS: usize = 80;
     match text.char_indices().nth(MAX_CHARS) {

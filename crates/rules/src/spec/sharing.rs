@@ -75,8 +75,8 @@ impl ClassShare {
 pub(super) struct Sharing {
     location: Location,
     classes: Vec<ClassShare>,
-    /// Whether the keyword is `reserve`. Other classes may then take all capacity that is free; with `shares`, they may
-    /// only take capacity that is not guaranteed to a class.
+    /// Whether the keyword is `reserve`. If the class `other` is not listed, its maximum is then the whole capacity;
+    /// with `shares`, it is the capacity that is not guaranteed to a listed class.
     pub(super) reserve: bool,
 }
 

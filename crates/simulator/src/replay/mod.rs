@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 use crate::traffic::RecordedRequest;
 
-/// Hashes of entities, random for each process, so that callers cannot choose values with the same hash.
+/// Hash function for entities, random for each process, so that callers cannot choose values with the same hash.
 static HASHES: LazyLock<RandomState> = LazyLock::new(RandomState::default);
 
 /// The hits of one entity.
@@ -121,7 +121,7 @@ pub struct Replay {
     baseline: Option<Evaluator>,
     /// The hits of each rule by its id. The last element is for descriptors without a rule.
     pub by_rule: Vec<RuleHits>,
-    /// Number of requests.
+    /// Number of decided requests, without the skipped ones.
     pub requests: u64,
     /// Number of requests denied by the rules, and by the baseline.
     pub denied: [u64; 2],
@@ -168,7 +168,7 @@ impl Replay {
         }
     }
 
-    /// Returns whether a descriptor had a rule, or a limit of its own.
+    /// Returns whether at least one replayed descriptor matched a rule, or had a limit of its own.
     #[must_use]
     pub const fn has_match(&self) -> bool {
         self.has_match

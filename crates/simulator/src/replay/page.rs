@@ -22,7 +22,7 @@ const MAX_NAME_CHARS: usize = 36;
 const ALLOWED: RGBColor = RGBColor(52, 120, 190);
 const DENIED: RGBColor = RGBColor(210, 70, 60);
 
-/// Renders the page. `title` names the traffic and the rules.
+/// Renders a report on `replay` as an HTML page. `title` names the traffic and the rules.
 #[must_use]
 pub fn page(replay: &Replay, title: &str) -> String {
     let title = escaped(title);

@@ -36,7 +36,7 @@ struct Shape {
 /// The domain and the keys of a shape.
 type ShapeKey = (Box<str>, Vec<Box<str>>);
 
-/// Collects recorded requests and suggests limits.
+/// Hits of all entities in recorded requests, from which limits are suggested.
 #[derive(Default)]
 pub struct Suggestions {
     shapes: HashMap<ShapeKey, Shape, RandomState>,
@@ -55,7 +55,7 @@ pub struct Suggestion {
     pub peaks: [u64; 5],
     /// Number of entities.
     pub entities: usize,
-    /// The suggested limit.
+    /// The suggested limit, in hits per window.
     pub limit: u32,
     /// Share of the hits that the limit would have denied.
     pub denied_share: f64,

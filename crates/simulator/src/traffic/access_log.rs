@@ -11,7 +11,8 @@
 //! - [{ key: generic_key, value: shop }]
 //! ```
 //!
-//! A descriptor is omitted if one of its fields is missing in a line or `-`, as Envoy does for actions without a value.
+//! A descriptor is omitted if one of its fields is missing in a line, empty or `-`, as Envoy does for actions without a
+//! value.
 
 use std::borrow::Cow;
 
@@ -31,7 +32,7 @@ const MAX_ENTRIES: usize = 32;
 /// Maximum size of the values of one request in bytes. Several entries can have the same field.
 const MAX_VALUE_BYTES: usize = 1 << 20;
 
-/// Describes how the fields of a log line become descriptors.
+/// Description of how the fields of a log line become descriptors.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mapping {
@@ -66,7 +67,7 @@ pub enum MappingError {
     /// The YAML cannot be read.
     #[error("the mapping cannot be read")]
     Yaml(#[from] SmallYamlError),
-    /// The YAML is no mapping.
+    /// The YAML does not have the keys and values of a mapping.
     #[error("the mapping cannot be read")]
     Keys(#[from] serde_json::Error),
     /// The mapping is inconsistent.
@@ -84,13 +85,13 @@ pub enum LineError {
     #[error("not an access log entry in JSON")]
     NotJson,
     /// The line does not have the field of the time.
-    #[error("without the field that `time` of the mapping names")]
+    #[error("the field that `time` of the mapping names is missing")]
     NoTime,
     /// The time is neither RFC 3339 nor a number, or before 1970.
-    #[error("with a time that is neither RFC 3339 nor seconds or milliseconds since 1970")]
+    #[error("the time is neither RFC 3339 nor seconds or milliseconds since 1970")]
     InvalidTime,
     /// The values of the descriptors are too long.
-    #[error("with values of more than {MAX_VALUE_BYTES} bytes")]
+    #[error("the values have more than {MAX_VALUE_BYTES} bytes")]
     TooLong,
 }
 
@@ -109,7 +110,7 @@ impl SkippedLines {
         self.0[error as usize] += 1;
     }
 
-    /// Adds other lines.
+    /// Adds the numbers of `other`.
     pub fn merge(&mut self, other: &Self) {
         for error in LineError::ALL {
             self.0[error as usize] += other.0[error as usize];

@@ -34,7 +34,8 @@ impl TrafficError {
     }
 }
 
-/// Writes messages into files of limited size in a directory. Removes the oldest files if the total size is exceeded.
+/// Writer of messages into files of limited size in a directory. Removes the oldest files if their total size exceeds
+/// the maximum.
 pub struct Writer {
     directory: PathBuf,
     file_bytes: u64,
@@ -122,7 +123,7 @@ impl Writer {
         self.remove_oldest_files()
     }
 
-    /// Returns whether messages are buffered. After a failed write they are gone.
+    /// Returns whether messages are buffered. A failed write discards the buffered messages.
     #[must_use]
     pub fn has_buffered(&self) -> bool {
         !self.buffer.is_empty()
@@ -162,7 +163,7 @@ fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(paths)
 }
 
-/// Reads messages from files, one file after the other.
+/// Reader of messages from files, one file after the other.
 pub struct Reader {
     paths: Vec<PathBuf>,
     next_path: usize,

@@ -7,7 +7,7 @@ use flate2::bufread::MultiGzDecoder;
 
 use super::{RecordedRequest, access_log::Mapping, decode, encode, file, text};
 
-/// A mapping for log lines without one.
+/// The mapping for input without a mapping.
 const MAPPING: &str = "
 domain: api
 time: time
@@ -17,9 +17,9 @@ descriptors:
 - [{ key: path, field: path, cut: query }, { key: address, field: address, cut: port }]
 - [{ key: generic_key, value: shop }]
 ";
-/// Maximum number of messages that are read. Each can have 16 MiB in compressed input of any length.
+/// Maximum number of messages that are read. Even in short input, compressed messages can have 16 MiB each.
 const MAX_MESSAGES: usize = 10;
-/// Maximum number of lines that are converted. A short one, too, has the cost of its mapping.
+/// Maximum number of lines that are converted. Even a short line takes the time that the whole mapping needs.
 const MAX_LINES: usize = 16;
 /// Separates a mapping from log lines.
 const SEPARATOR: &str = "\n---\n";

@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 /// need a hundred times their size in memory.
 const MAX_ITEMS: usize = 65_536;
 
-/// Recorded decision about a request that was denied. 0 means that it was not decided.
+/// Recorded decision about a request that was denied. 0 is recorded for a request that was not decided.
 const RECORDED_DENIED: u64 = 1;
 /// Recorded decision about a request that was allowed.
 const RECORDED_ALLOWED: u64 = 2;
@@ -45,7 +45,7 @@ pub struct RecordedRequest<'m> {
     pub at: Micros,
     /// The request.
     pub request: Request<'m>,
-    /// Whether it was allowed; `None` if it was not decided.
+    /// Whether the request was allowed; `None` if it was not decided.
     pub allowed: Option<bool>,
     /// For each descriptor, whether its limit denied it.
     pub over: SmallVec<[bool; 2]>,

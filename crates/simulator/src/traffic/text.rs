@@ -242,7 +242,7 @@ mod tests {
         let other = mapping.replace("field: user", "field: nobody");
         assert!(text_of(line, Some(&other)).contains("finds no descriptor"));
         let other = mapping.replace("time: start_time", "time: path");
-        assert!(text_of(line, Some(&other)).contains("cannot be read: with a time that is neither RFC 3339 nor"));
+        assert!(text_of(line, Some(&other)).contains("cannot be read: the time is neither RFC 3339 nor"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use sluicegate_algorithm::{Algorithm, Micros, Operation};
 use super::hash::Hash;
 use crate::{identity::CounterDigest, pending::PendingHits};
 
-/// Number of limits that are compared before a limit is listed again.
+/// Number of the latest limits of a list that are searched before a limit is added. A limit can be listed twice.
 const COMPARED_LIMITS: usize = 8;
 
 /// Hits of one counter and limit that an instance has counted in an interval.
@@ -13,7 +13,7 @@ const COMPARED_LIMITS: usize = 8;
 pub struct Change {
     /// Digest of the counter's name.
     pub counter: CounterDigest,
-    /// Index of the limit in the list that belongs to the change.
+    /// Index of the limit in the list of limits that accompanies the changes.
     pub limit: u32,
     /// Number of hits; negative if more hits were refunded than taken.
     pub hits: i64,
@@ -47,7 +47,7 @@ pub(super) struct Changes {
     pub(super) resets: Vec<Hash>,
 }
 
-/// Records the changes of one shard. It costs four bytes per counter.
+/// Log of the changes of one shard, which costs four bytes per slot of the shard in addition to the changes.
 #[derive(Default)]
 pub(super) struct ChangeLog {
     changes: Changes,

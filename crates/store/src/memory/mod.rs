@@ -3,9 +3,10 @@
 //!
 //! It decides by `now`, an argument of each call: the wall clock, which the service reads once for each request.
 //!
-//! Counter names are not stored. A counter is identified by 88 bits of its name's `SipHash`, with a secret that is
-//! generated when the process starts. Callers therefore cannot choose two names that share a counter. The probability
-//! that two of ten million names share one by chance is 10⁻¹³.
+//! Counter names are not stored. A counter is identified by 88 bits of a hash of its name: `SipHash` with a secret that
+//! is generated when the process starts, or SHA-256 if peers exchange the counters. Callers therefore cannot find a
+//! name that shares the counter of a given name. The probability that two of ten million names share one by chance is
+//! 10⁻¹³.
 //!
 //! The store holds at most `max_counters` counters. A new counter reuses the slot of an expired one if possible: a
 //! cursor (the clock hand of cache replacement) advances by a few slots per insertion and frees the expired ones, so
@@ -43,7 +44,7 @@ use super::{
 const SHARDS: usize = 40;
 /// Number of slots that one call of [`Memory::reclaim`] checks in each shard, under the shard's lock.
 const RECLAIM_BATCH: usize = 256;
-/// Number of limits that are compared before a limit is listed again.
+/// Number of the latest limits of a list that are searched before a limit is added. A limit can be listed twice.
 const COMPARED_LIMITS: usize = 64;
 
 /// Settings of the memory store.
@@ -89,11 +90,11 @@ pub struct Memory {
     names: Names,
 }
 
-/// How a counter's name becomes its identity.
+/// The hash that computes a counter's identity from its name.
 enum Names {
-    /// By a hash with a secret of this process.
+    /// A hash with a secret of this process.
     Secret(Secret),
-    /// By a digest that all peers compute alike.
+    /// A digest that is the same for all peers.
     Digests(Digests),
 }
 
@@ -115,7 +116,8 @@ impl Memory {
         Self::with_names(settings, Names::Secret(Secret::random()))
     }
 
-    /// Creates an empty store whose counters are exchanged with peers. The exchange takes its changes.
+    /// Creates an empty store whose counters are exchanged with peers. [`take_changes`](Self::take_changes) must be
+    /// called regularly, because the changes stay in memory until then.
     #[must_use]
     pub fn exchanged(settings: &Settings) -> Self {
         Self::with_names(settings, Names::Digests(Digests::random()))
@@ -350,7 +352,7 @@ impl Store for Memory {
         Ok(self.delete(name))
     }
 
-    /// There are no grants: a decision in memory costs less than the report about one.
+    /// Returns 0. There are no grants, because a decision in memory costs less than the report about a grant.
     fn report(&self, _: &Counter, _: u64, _: u64, _: Micros) -> u64 {
         0
     }

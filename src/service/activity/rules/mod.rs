@@ -20,7 +20,7 @@ use crate::{
     engine::{Outcomes, RuleHits, RuleTotals, Snapshot},
 };
 
-/// Maximum number of rules with stored minutes. Above it, the rules with the fewest denied hits are omitted.
+/// Maximum number of rules with stored minutes. Above it, the rules with the fewest denied requests are omitted.
 const MAX_ACTIVE: usize = 12_000;
 /// Number of the last minutes by which rules are ranked.
 const RANKED_MINUTES: usize = 10;
@@ -28,7 +28,7 @@ const RANKED_MINUTES: usize = 10;
 const RATE_TIME: Micros = Micros::from_secs(10);
 /// Minimum time between two samples for rates.
 const SAMPLE_INTERVAL: Micros = Micros::from_secs(5);
-/// Time without a request after which the tree is dropped.
+/// Time without a query after which the tree is dropped.
 const IDLE_TIME: Micros = Micros::from_secs(30);
 /// Time for which the rows and their hits are reused.
 const VIEW_TIME: Micros = Micros::from_secs(1);
@@ -41,7 +41,7 @@ pub struct RuleList {
     pub rows: Vec<RuleRow>,
     /// Number of rows without `offset` and `max_rows`.
     pub total_rows: usize,
-    /// Number of rules among them.
+    /// Number of rules among all rows.
     pub total_rules: usize,
     /// The names of the instances that are summed up.
     pub instances: Vec<String>,
@@ -64,7 +64,7 @@ pub struct RuleRow {
     pub minutes: Vec<Minute>,
     /// The keys of the rule's levels, with the values that they require; empty for any value.
     pub entries: Vec<(String, String)>,
-    /// Number of limits of entities that have the same keys.
+    /// Number of overrides that set the limit of an entity with the keys of the rule.
     pub overrides: u32,
     /// The outcomes of the candidate rules.
     pub candidate: Option<Outcomes>,
@@ -164,7 +164,7 @@ impl RuleTable {
         self.minute = Some(sample);
     }
 
-    /// Removes the rules with the fewest denied requests and requests, if there are too many.
+    /// Removes the rules with the lowest [`rank`] if there are more than [`MAX_ACTIVE`].
     fn evict(&mut self) {
         if self.active.len() <= MAX_ACTIVE {
             return;

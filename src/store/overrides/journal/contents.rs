@@ -126,7 +126,7 @@ pub(super) fn find_copy(file: &File, size: u64) -> io::Result<Option<CopyRange>>
     Ok(is_complete.then_some(copy))
 }
 
-/// Reads a part of a file without moving its position.
+/// Reader of a part of a file, which does not move the position of the file.
 struct Section<'f> {
     file: &'f File,
     at: u64,
@@ -143,7 +143,7 @@ impl Read for Section<'_> {
     }
 }
 
-/// Reads lines of limited length.
+/// Reader of lines of limited length.
 struct Lines<'f> {
     reader: BufReader<Section<'f>>,
     /// The current line, cut off if it is too long.

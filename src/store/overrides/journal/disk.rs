@@ -66,7 +66,7 @@ pub(super) fn rename(from: &Path, to: &Path) -> io::Result<()> {
     fs::rename(from, to)
 }
 
-/// Writes to a file from an offset on.
+/// Writer to a file from an offset on.
 pub(super) struct WriterAt<'f> {
     pub(super) file: &'f File,
     pub(super) offset: u64,

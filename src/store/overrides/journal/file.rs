@@ -21,7 +21,7 @@ use super::{
     line::CopyRange,
 };
 
-/// Writes all lines that a shorter file must have.
+/// Function that writes all lines that a shorter file must have.
 pub(super) type WriteLines<'l> = dyn Fn(&mut dyn Write) -> io::Result<()> + 'l;
 
 /// The file of a journal.
@@ -63,7 +63,7 @@ impl Fingerprint {
     }
 }
 
-/// Whether the path still names the file that a process writes to.
+/// State of the path of the file that this process writes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Name {
     /// The file is unchanged since the last write of this process.
@@ -355,7 +355,7 @@ fn try_lock(file: &File, path: &Path) -> io::Result<Lock> {
         Err(TryLockError::WouldBlock) => Ok(Lock::Held),
         Err(TryLockError::Error(error)) if error.kind() == io::ErrorKind::Interrupted => Ok(Lock::Held),
         Err(TryLockError::Error(error)) => {
-            tracing::warn!(path = %path.display(), %error, "cannot lock the override journal: no other process may use it");
+            tracing::warn!(path = %path.display(), %error, "cannot lock the override journal; ensure that no other process uses it");
             Ok(Lock::Own)
         }
     }

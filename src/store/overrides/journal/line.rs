@@ -25,7 +25,7 @@ pub(super) enum Line {
     /// The beginning of a copy that will replace everything before it (see `in_place.rs`).
     #[serde(rename = "copy")]
     CopyStart,
-    /// The end of the file if the copy before it is complete.
+    /// The line after a complete copy, at the end of the file.
     #[serde(rename = "copy_end")]
     CopyEnd(CopyRange),
 }
@@ -33,9 +33,9 @@ pub(super) enum Line {
 /// Position of a complete copy of the shortened journal at the end of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct CopyRange {
-    /// Offset of the first line.
+    /// Offset of the first line in bytes.
     pub(super) from: u64,
-    /// Total length of the lines.
+    /// Total length of the lines in bytes.
     pub(super) bytes: u64,
 }
 
