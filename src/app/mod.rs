@@ -7,7 +7,7 @@
 //! | settings | `open_files` | connection limits that fit the limit of open files |
 //! | telemetry | `telemetry` | logs, metrics, traces, statsd |
 //! | rules | `rules` | the rules in force, from files or a control plane |
-//! | store | `store` | the counters: memory or Redis |
+//! | store | `store` | the counters: memory, Redis or memcached |
 //! | engine | `engine` | one engine for each worker and one for the control runtime |
 //! | servers | `servers` | bound sockets, worker threads, gRPC, HTTP and the admin API |
 //! | overrides | `operators` | the changes of operators, candidate rules, activity |
@@ -15,7 +15,8 @@
 //! | background tasks | `tasks` | one list: name, interval, owner |
 //! | shutdown | `shutdown` | the same phases in reverse order |
 //!
-//! docs/design/architecture.md lists the threads and their work ("Threads"), and answers the questions of newcomers ("Questions").
+//! docs/design/architecture.md lists the threads and their work ("Threads"), and answers the questions of newcomers
+//! ("Questions").
 
 mod cluster;
 mod core_dumps;

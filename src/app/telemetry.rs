@@ -40,7 +40,7 @@ impl Telemetry {
         };
         let store_metrics = store::Metrics::new(recorders);
         let decision_metrics = decisions::Metrics::new(recorders);
-        let histograms = vec![Arc::clone(decision_metrics.latency()), Arc::clone(store_metrics.redis.latency())];
+        let histograms = vec![Arc::clone(decision_metrics.latency()), Arc::clone(store_metrics.calls.latency())];
         Ok(Self {
             clock: Clock::System,
             workers,
@@ -72,9 +72,9 @@ impl Telemetry {
         }
     }
 
-    /// Starts to export to statsd, if the settings name one.
+    /// Starts the export to statsd, if `telemetry.statsd.addr` is set.
     ///
-    /// It is not in the list of background tasks, because its last export follows the end of the servers.
+    /// The export is not in the list of background tasks, because its last run follows the end of the servers.
     pub(super) fn start_statsd(&mut self, in_force: &Arc<RulesInForce>) -> Option<StatsdExport> {
         let statsd = self.statsd.take()?;
         let (stop, stopping) = watch::channel(false);

@@ -29,7 +29,7 @@ use crate::{
     settings::{self, Flags, Memory, Settings, envoyproxy::EnvoyproxySettings},
 };
 
-/// Name of the program file with which it reads the environment variables of envoyproxy/ratelimit.
+/// Name of the program file that has the effect of `--compat envoyproxy`.
 const COMPAT_PROGRAM_NAME: &str = "ratelimit";
 
 const EXAMPLES: &str = "Examples:
@@ -59,7 +59,7 @@ enum Command {
     Serve(ServeArgs),
     /// Validate rule files and print all errors and warnings (exit code 1 if there is an error)
     Check(check::CheckArgs),
-    /// Show which Redis server holds a descriptor's counter, and which counters would move if the ring had other nodes
+    /// Show which server of the store holds a descriptor's counter, and which counters would move if the ring had other nodes
     Shard(shard::ShardArgs),
     /// Replay recorded traffic against other rules and report what they would deny
     Simulate(simulate::SimulateArgs),

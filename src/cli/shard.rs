@@ -1,4 +1,4 @@
-//! `sluicegate shard`: shows which Redis server holds a counter, and which shards other ring nodes would move.
+//! `sluicegate shard`: shows which server of the store holds a counter, and which shards would move in a changed ring.
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitCode};
 
@@ -13,7 +13,10 @@ use crate::{
     rules::{Options, source::LoadError},
     service::read_hash_key,
     settings::{Flags, Settings},
-    store::redis::topology::{self, KeyLocation},
+    store::{
+        memcached,
+        redis::topology::{self, KeyLocation},
+    },
 };
 
 const EXAMPLES: &str = "Examples:
@@ -31,7 +34,7 @@ pub(super) struct ShardArgs {
     /// Directory of rule files, which determine the counter and its shard key
     #[arg(long, value_name = "DIR")]
     rules: Option<PathBuf>,
-    /// Store of the counters: redis+ring://…, redis+cluster://…, redis+sentinel://… or redis://…
+    /// Store of the counters: redis+ring://…, redis+cluster://…, redis+sentinel://…, redis://… or memcached://…
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
     /// Settings file in TOML or YAML
@@ -61,6 +64,9 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     if settings.store == "memory" {
         bail!("the store is memory, which is separate in every instance; use --store to name a Redis store");
     }
+    if settings.uses_memcached() {
+        return locate_in_memcached(&settings, &name, args.nodes.is_some());
+    }
     let (store, redis) = match &settings.per_second.store {
         Some(store) if per_second => (store, &settings.per_second.redis),
         _ => (&settings.store, &settings.redis),
@@ -86,12 +92,23 @@ pub(super) fn run(args: ShardArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+/// Prints the key and the server of a counter in memcached.
+fn locate_in_memcached(settings: &Settings, name: &str, has_nodes: bool) -> anyhow::Result<ExitCode> {
+    if has_nodes {
+        bail!("--nodes requires a redis+ring:// store");
+    }
+    let location = memcached::locate(&settings.store, &settings.memcached, name)?;
+    println!("key   {}", location.key);
+    println!("node  {}", location.server);
+    Ok(ExitCode::SUCCESS)
+}
+
 /// Parses a node as `name` or `name*weight`.
 fn parse_node(text: &str) -> anyhow::Result<(String, u32)> {
     let (name, weight) = text.split_once('*').unwrap_or((text, "1"));
     match weight.parse::<u32>() {
         Ok(weight) if weight > 0 && !name.is_empty() => Ok((name.to_owned(), weight)),
-        _ => bail!("{text:?} is not NAME or NAME*WEIGHT"),
+        _ => bail!("node {text:?} of --nodes is not NAME or NAME*WEIGHT with a weight of at least 1"),
     }
 }
 

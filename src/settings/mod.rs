@@ -32,7 +32,9 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::{
-    envoyproxy::EnvoyproxySettings, opentelemetry::OpenTelemetrySettings, store_address::is_address,
+    envoyproxy::EnvoyproxySettings,
+    opentelemetry::OpenTelemetrySettings,
+    store_address::{is_address, is_memcached},
     variables::has_credentials,
 };
 pub use self::{invalid::listen_address, memory::Memory, schema::schema};
@@ -65,7 +67,7 @@ const LISTS: [&str; 13] = [
 pub struct Settings {
     /// Store of the counters: `memory`, or the address of Redis as `redis://` (one server), `redis+sentinel://`,
     /// `redis+cluster://`, `redis+ring://` (several servers) or `redis+unix://`. With TLS, the scheme begins with
-    /// `rediss`.
+    /// `rediss`. For memcached, the address is `memcached://host:port[,host:port]`.
     pub store: String,
     /// Number of worker threads, which decide requests; with 0, the number of CPU cores.
     pub workers: usize,
@@ -93,13 +95,15 @@ pub struct Settings {
     pub memory: store::memory::Settings,
     /// The store `redis…://`.
     pub redis: store::redis::Settings,
+    /// The store `memcached://`.
+    pub memcached: store::memcached::Settings,
     /// A separate store for limits with the unit `second`.
     pub per_second: PerSecondSettings,
     /// The cache of denials that are still valid.
     pub deny_cache: store::local::DenyCacheSettings,
     /// Leases of hits, for rules with `consistency: leased`.
     pub lease: store::local::LeaseSettings,
-    /// Counters that are synchronised with Redis at an interval, for rules with `consistency: eventual`.
+    /// Counters that are synchronised with the store at an interval, for rules with `consistency: eventual`.
     pub eventual: store::local::EventualSettings,
     /// Overrides, which operators set while the service runs.
     pub overrides: service::overrides::Settings,
@@ -133,6 +137,7 @@ impl Default for Settings {
             console: transport::console::Settings::default(),
             memory: store::memory::Settings::default(),
             redis: store::redis::Settings::default(),
+            memcached: store::memcached::Settings::default(),
             per_second: PerSecondSettings::default(),
             deny_cache: store::local::DenyCacheSettings::default(),
             lease: store::local::LeaseSettings::default(),
@@ -332,6 +337,12 @@ impl Settings {
         Ok(settings)
     }
 
+    /// Returns whether the counters are in memcached.
+    #[must_use]
+    pub fn uses_memcached(&self) -> bool {
+        is_memcached(&self.store)
+    }
+
     fn validate(&self) -> Result<(), SettingsError> {
         if self.store != "memory" && !is_address(&self.store) {
             let hint = store_address::hint(&self.store);
@@ -350,6 +361,7 @@ impl Settings {
             self.console.problem(),
             self.memory.problem(),
             self.redis.problem(),
+            self.memcached.problem(),
             self.per_second.redis.problem(),
             self.quotas.problem(),
             self.record.problem(),
@@ -369,6 +381,11 @@ impl Settings {
             return Some(
                 "per_second.store must be an address such as redis://host:6379, and store must be one as well",
             );
+        }
+        if let Some(store) = &self.per_second.store
+            && (self.uses_memcached() || is_memcached(store))
+        {
+            return Some("per_second.store and memcached cannot be combined");
         }
         // Credentials would not be sent, but be logged.
         if self.telemetry.otlp.endpoints().any(has_credentials) {
@@ -392,7 +409,7 @@ impl Settings {
         }
     }
 
-    /// Returns the settings as TOML for `--config`, without passwords.
+    /// Returns the settings as TOML for `--config`, without secrets.
     #[must_use]
     pub fn masked(&self) -> String {
         let per_second = PerSecondSettings {
@@ -460,7 +477,8 @@ fn keys(table: &Map<String, Value>) -> BTreeSet<String> {
     all
 }
 
-/// Checks the nesting and the aliases of a settings file in YAML. A file that cannot be read is reported by its reader.
+/// Checks the nesting and the aliases of a settings file in YAML. Accepts a file that cannot be read, which the crate
+/// `config` reports.
 fn check_yaml(path: &Path) -> Result<(), SettingsError> {
     let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
     if !is_yaml {

@@ -17,6 +17,8 @@ const SCHEMES: &[&str] = &[
     "valkeys",
     "valkey+unix",
     "unix",
+    "memcached",
+    "memcacheds",
 ];
 
 /// Returns whether a text begins with a scheme, such as `redis+unix://`.
@@ -25,6 +27,11 @@ pub(super) fn is_address(text: &str) -> bool {
         return false;
     };
     !scheme.is_empty() && scheme.chars().all(|letter| letter.is_ascii_alphabetic() || letter == '+')
+}
+
+/// Returns whether a text is an address of memcached.
+pub(super) fn is_memcached(text: &str) -> bool {
+    text.starts_with("memcached://") || text.starts_with("memcacheds://")
 }
 
 /// Returns the end of a message about an invalid address, without its credentials.
@@ -47,6 +54,7 @@ fn scheme_of(scheme: &str) -> Option<&'static str> {
         "redis+socket" | "socket" => "redis+unix",
         "redis+tls" | "redis+ssl" | "tls" | "ssl" => "rediss",
         "http" | "tcp" | "https" => "redis",
+        "memcache" => "memcached",
         simple => simple,
     };
     if let Some(same) = SCHEMES.iter().find(|known| **known == scheme) {
@@ -55,7 +63,8 @@ fn scheme_of(scheme: &str) -> Option<&'static str> {
     SCHEMES.iter().find(|known| strsim::damerau_levenshtein(scheme, known) <= 2).copied()
 }
 
-/// Returns the address for a host with a port, or for an IP address. Another word can be a password.
+/// Returns the address for a host with a port, or for an IP address. Returns `None` for other texts, which can be
+/// passwords.
 fn host_and_port(text: &str) -> Option<String> {
     match text.parse::<IpAddr>() {
         Ok(IpAddr::V4(_)) => return Some(format!("redis://{text}:6379")),

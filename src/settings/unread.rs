@@ -1,4 +1,5 @@
-//! Warnings about variables and settings that have no effect, although an operator expects one, and about unsafe ones.
+//! Warnings about variables and settings that do not have the effect that an operator expects, and about unsafe
+//! settings.
 
 use std::{collections::BTreeSet, sync::LazyLock};
 
@@ -7,7 +8,8 @@ use serde_json::Value;
 
 use super::{PREFIX, Settings, unknown};
 
-/// Returns a sentence for each of them. It contains no values, which may be secrets.
+/// Returns a warning for each variable or setting that has no effect or is unsafe. Warnings contain no values, which
+/// may be secrets.
 ///
 /// `known` are the names of all settings. `is_compatible` is true if the variables of envoyproxy/ratelimit are read.
 /// `is_from_variables` returns whether variables of OpenTelemetry, which may be meant for other programs, set a setting.
@@ -101,11 +103,12 @@ fn without_effect(settings: &Settings, is_from_variables: impl Fn(&str) -> bool)
         ("rules.xds.", settings.rules.xds.server.is_none(), "rules.xds.server"),
         ("rules.candidate_share", settings.rules.candidate_dir.is_none(), "rules.candidate_dir"),
         ("admin.", settings.admin.addr.is_none(), "admin.addr"),
-        ("redis.", is_memory, "the address of Redis in store"),
+        ("redis.", is_memory || settings.uses_memcached(), "the address of Redis in store"),
+        ("memcached.", !settings.uses_memcached(), "the address of memcached in store"),
         ("per_second.redis.", settings.per_second.store.is_none(), "per_second.store"),
-        ("deny_cache.", is_memory, "the address of Redis in store"),
-        ("lease.", is_memory, "the address of Redis in store"),
-        ("eventual.", is_memory, "the address of Redis in store"),
+        ("deny_cache.", is_memory, "the address of Redis or memcached in store"),
+        ("lease.", is_memory, "the address of Redis or memcached in store"),
+        ("eventual.", is_memory, "the address of Redis or memcached in store"),
         ("record.", settings.record.dir.is_none(), "record.dir"),
         ("telemetry.otlp.", !has_collector, "telemetry.otlp.metrics or telemetry.otlp.traces"),
         ("telemetry.statsd.", settings.telemetry.statsd.addr.is_none(), "telemetry.statsd.addr"),

@@ -1,5 +1,6 @@
-//! Stores, which change counters atomically: [`Memory`] in this process, [`Redis`] for several instances, and [`Local`]
-//! for decisions that an instance makes without a call to Redis. [`AnyStore`] is the store that the settings select.
+//! Stores, which change counters atomically: [`Memory`] in this process, [`Redis`] and [`Memcached`] for several
+//! instances, and [`Local`] for decisions that an instance makes without a call to a server. [`AnyStore`] is the store
+//! that the settings select.
 //!
 //! A store runs the algorithm's step while the counter is locked, and does not depend on the algorithm.
 
@@ -8,14 +9,16 @@ pub mod overrides;
 
 pub use metrics::Metrics;
 pub use sluicegate_local::{self as local, Local};
+pub use sluicegate_memcached::{self as memcached, Memcached};
 pub use sluicegate_peers::{self as peers, Peers};
 pub use sluicegate_redis::{self as redis, Redis, SharedActivity, redact};
 pub use sluicegate_store::{
-    AHEAD, Blocks, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory, StepOutcome,
-    StepOutcomes, Store, StoreError, TimeSource, identity, memory, next_answer, only_answer, pending,
+    AHEAD, Blocks, CallMetrics, Charge, Counter, CounterStore, Decider, Grant, Hit, HitDecision, HitDecisions, Memory,
+    Servers, StepOutcome, StepOutcomes, Store, StoreError, TimeSource, identity, memory, next_answer, only_answer,
+    pending,
 };
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use crate::algorithm::{Micros, State};
 
@@ -26,6 +29,8 @@ pub enum AnyStore {
     Memory(Arc<Memory>),
     /// Counters in Redis, on one server or several.
     Redis(Local<Redis>),
+    /// Counters in memcached, on one server or several.
+    Memcached(Local<Memcached>),
 }
 
 impl AnyStore {
@@ -34,67 +39,89 @@ impl AnyStore {
     pub fn memory(&self) -> Option<&Memory> {
         match self {
             Self::Memory(memory) => Some(memory),
-            Self::Redis(_) => None,
+            Self::Redis(_) | Self::Memcached(_) => None,
         }
     }
 
-    /// Returns the store with its local decisions if its counters are in Redis.
-    fn local(&self) -> Option<&Local<Redis>> {
-        match self {
-            Self::Memory(_) => None,
-            Self::Redis(local) => Some(local),
-        }
-    }
-
-    /// Returns the Redis that has the counters; `None` if they are in memory.
+    /// Returns the Redis that has the counters; `None` if they are elsewhere.
     #[must_use]
     pub fn redis(&self) -> Option<&Redis> {
-        self.local().map(Local::store)
+        match self {
+            Self::Redis(local) => Some(local.store()),
+            Self::Memory(_) | Self::Memcached(_) => None,
+        }
+    }
+
+    /// Returns the servers that have the counters; `None` if they are in memory.
+    #[must_use]
+    pub fn remote(&self) -> Option<&dyn Servers> {
+        match self {
+            Self::Memory(_) => None,
+            Self::Redis(local) => Some(local.store()),
+            Self::Memcached(local) => Some(local.store()),
+        }
+    }
+
+    /// Waits until every server is connected, at most for `max_wait`.
+    pub async fn wait_until_up(&self, max_wait: Duration) {
+        match self {
+            Self::Memory(_) => {}
+            Self::Redis(local) => drop(local.store().wait_until_up(max_wait).await),
+            Self::Memcached(local) => drop(local.store().wait_until_up(max_wait).await),
+        }
     }
 
     /// Returns idle leases to the store and reports the hits of eventual counters. Must be called periodically.
     pub async fn sweep(&self, now: Micros) {
-        if let Some(local) = self.local() {
-            local.sweep(now).await;
+        match self {
+            Self::Memory(_) => {}
+            Self::Redis(local) => local.sweep(now).await,
+            Self::Memcached(local) => local.sweep(now).await,
         }
     }
 
     /// Returns all leases to the store and reports all hits of eventual counters. To be called at shutdown.
     pub async fn return_all(&self, now: Micros) {
-        if let Some(local) = self.local() {
-            local.return_all(now).await;
+        match self {
+            Self::Memory(_) => {}
+            Self::Redis(local) => local.return_all(now).await,
+            Self::Memcached(local) => local.return_all(now).await,
         }
     }
 
     /// Returns the numbers of operations decided from a lease, from an eventual counter and from the deny cache.
     #[must_use]
     pub fn local_decisions(&self) -> [u64; 3] {
-        self.local().map(|local| local.metrics().decisions()).unwrap_or_default()
+        match self {
+            Self::Memory(_) => [0; 3],
+            Self::Redis(local) => local.metrics().decisions(),
+            Self::Memcached(local) => local.metrics().decisions(),
+        }
     }
 
-    /// Returns the prefix of all counter names in the store.
+    /// Returns the prefix of all keys on the servers; empty if the counters are in memory.
     #[must_use]
     pub fn key_prefix(&self) -> &str {
-        self.redis().map(Redis::key_prefix).unwrap_or_default()
+        self.remote().map(Servers::key_prefix).unwrap_or_default()
     }
 
     /// Returns the server of a counter. Returns `None` if the counter is in memory or its server is unknown.
     #[must_use]
     pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
-        self.redis()?.server_of(key, per_second)
+        self.remote()?.server_of(key, per_second)
     }
 
     /// Returns the hash slot of a counter in Redis Cluster; `None` in other stores.
     #[must_use]
     pub fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
-        self.redis()?.hash_slot_of(key, per_second)
+        self.remote()?.hash_slot_of(key, per_second)
     }
 
-    /// Returns the name of the topology: `memory`, `server`, `sentinel`, `cluster` or `ring`.
+    /// Returns the name of the topology: `memory`, `memcached`, or for Redis `server`, `sentinel`, `cluster` or `ring`.
     #[must_use]
     pub fn topology(&self) -> &'static str {
-        match self.redis() {
-            Some(redis) => redis.topology(),
+        match self.remote() {
+            Some(servers) => servers.topology(),
             None => "memory",
         }
     }
@@ -102,7 +129,7 @@ impl AnyStore {
     /// Returns the name of each server and whether all workers are connected to it. The list is empty in memory.
     #[must_use]
     pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
-        self.redis().map(Redis::servers).unwrap_or_default()
+        self.remote().map(Servers::servers).unwrap_or_default()
     }
 }
 
@@ -111,6 +138,7 @@ impl Store for AnyStore {
         match self {
             Self::Memory(memory) => memory.decide_all(hits, charge, now),
             Self::Redis(redis) => redis.apply(hits, charge, now).await,
+            Self::Memcached(memcached) => memcached.apply(hits, charge, now).await,
         }
     }
 
@@ -118,6 +146,7 @@ impl Store for AnyStore {
         match self {
             Self::Memory(memory) => memory.read(counter, now).await,
             Self::Redis(redis) => redis.read(counter, now).await,
+            Self::Memcached(memcached) => memcached.read(counter, now).await,
         }
     }
 
@@ -125,6 +154,7 @@ impl Store for AnyStore {
         match self {
             Self::Memory(memory) => Store::delete(&**memory, name, per_second).await,
             Self::Redis(redis) => redis.delete(name, per_second).await,
+            Self::Memcached(memcached) => memcached.delete(name, per_second).await,
         }
     }
 
@@ -132,6 +162,7 @@ impl Store for AnyStore {
         match self {
             Self::Memory(memory) => memory.report(counter, id, used, now),
             Self::Redis(redis) => redis.report(counter, id, used, now),
+            Self::Memcached(memcached) => memcached.report(counter, id, used, now),
         }
     }
 }

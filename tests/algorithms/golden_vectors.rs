@@ -11,8 +11,9 @@ use sluicegate::{
 };
 
 use crate::{
+    memcached,
     redis::stores::connect,
-    support::{RedisCluster, RedisServer, Sentinels, repository, ring, unwrap_decisions},
+    support::{MemcachedServer, RedisCluster, RedisServer, Sentinels, repository, ring, unwrap_decisions},
 };
 
 #[derive(Deserialize)]
@@ -138,6 +139,12 @@ async fn memory_matches_the_vectors() {
 async fn redis_matches_the_vectors() {
     let server = RedisServer::start();
     replay(&AnyStore::Redis(connect(&server.url(), Duration::from_secs(3_600)).await)).await;
+}
+
+#[tokio::test]
+async fn memcached_matches_the_vectors() {
+    let server = MemcachedServer::at(START);
+    replay(&AnyStore::Memcached(memcached::stores::connect(&server.url()).await)).await;
 }
 
 #[tokio::test]

@@ -16,15 +16,16 @@ use sluicegate::{
         debt_bucket::DebtBucket, first_request::FirstRequestWindow, fixed_window::FixedWindow, penalty::Penalty,
         reports::UtilizationReports, scheduled_window::ScheduledWindow, sliding_window::WindowEdge,
     },
-    store::{AnyStore, Charge, Counter, Hit, Local, Memory, Redis, Store, memory},
+    store::{AnyStore, Charge, Counter, Hit, Memory, Store, memory},
 };
 use sluicegate_calendar::Period;
 use sluicegate_overload::adaptive::Method;
 use tokio::task::JoinSet;
 
 use crate::{
+    memcached,
     redis::stores::{connect, connect_with_deny_cache},
-    support::{RedisCluster, RedisServer, Sentinels, ring, unwrap_decisions},
+    support::{MemcachedServer, RedisCluster, RedisServer, Sentinels, ring, unwrap_decisions},
 };
 
 /// Histories per algorithm.
@@ -220,18 +221,17 @@ async fn decide(store: &AnyStore, key: &str, program: &Program, step: &Step, now
     decisions.iter().map(|decision| format!("{decision:?}")).collect()
 }
 
-/// Runs one history against both stores. The error contains the first decision that differs.
-async fn compare(redis: Local<Redis>, key: String, history: History) -> Result<(), String> {
-    let (memory, redis) =
-        (AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default()))), AnyStore::Redis(redis));
+/// Runs one history in memory and in another store. The error contains the first decision that differs.
+async fn compare(store: AnyStore, key: String, history: History) -> Result<(), String> {
+    let memory = AnyStore::Memory(Arc::new(Memory::new(&memory::Settings::default())));
     let mut now = history.start;
     for (number, step) in history.steps.iter().enumerate() {
         now = now.saturating_add_signed(step.elapsed);
         let program = &history.limits[usize::from(step.changed)];
         let in_memory = decide(&memory, &key, program, step, now).await;
-        let in_redis = decide(&redis, &key, program, step, now).await;
-        if in_memory != in_redis {
-            return Err(format!("memory {in_memory:#?}\nredis {in_redis:#?}\nat step {number} of {history:#?}"));
+        let in_store = decide(&store, &key, program, step, now).await;
+        if in_memory != in_store {
+            return Err(format!("memory {in_memory:#?}\nstore {in_store:#?}\nat step {number} of {history:#?}"));
         }
     }
     Ok(())
@@ -250,14 +250,26 @@ async fn assert_stores_agree(limit: BoxedStrategy<Program>, url: &str, histories
     // Redis's own clock advances between two steps of the same time: a state that ends microseconds later must not
     // expire in the meantime.
     let jitter = std::time::Duration::from_secs(86_400);
-    let (without_cache, with_cache) = (connect(url, jitter).await, connect_with_deny_cache(url, jitter).await);
+    let without_cache = AnyStore::Redis(connect(url, jitter).await);
+    let with_cache = AnyStore::Redis(connect_with_deny_cache(url, jitter).await);
+    assert_agrees_with_memory(limit, &without_cache, &with_cache, histories_each).await;
+}
+
+/// Compares the decisions of random histories in memory and in another store. The store with a deny cache is used for
+/// histories whose limits do not count denied hits.
+async fn assert_agrees_with_memory(
+    limit: BoxedStrategy<Program>,
+    without_cache: &AnyStore,
+    with_cache: &AnyStore,
+    histories_each: usize,
+) {
     let strategy = histories(&limit);
     let mut runner = TestRunner::new(Config::default());
     let mut running = JoinSet::new();
     for number in 0..histories_each {
         let history = strategy.new_tree(&mut runner).unwrap().current();
-        let redis = if counts_denials(&history) { &without_cache } else { &with_cache };
-        running.spawn(compare(redis.clone(), format!("history{number}"), history));
+        let store = if counts_denials(&history) { without_cache } else { with_cache };
+        running.spawn(compare(store.clone(), format!("history{number}"), history));
         while running.len() >= MAX_CONCURRENT {
             running.join_next().await.unwrap().unwrap().unwrap_or_else(|difference| panic!("{difference}"));
         }
@@ -273,6 +285,17 @@ async fn memory_and_redis_agree_on_random_histories_of_every_program() {
     for program in limits.chain(other_programs()) {
         let server = RedisServer::start();
         assert_stores_agree(program, &server.url(), HISTORIES).await;
+    }
+}
+
+#[tokio::test]
+async fn memory_and_memcached_agree_on_random_histories_of_every_program() {
+    let limits = Algorithm::KINDS.iter().map(|kind| uses(*kind));
+    for program in limits.chain(other_programs()) {
+        let server = MemcachedServer::at(START);
+        let without_cache = AnyStore::Memcached(memcached::stores::connect(&server.url()).await);
+        let with_cache = AnyStore::Memcached(memcached::stores::connect_with_deny_cache(&server.url()).await);
+        assert_agrees_with_memory(program, &without_cache, &with_cache, HISTORIES / 10).await;
     }
 }
 
@@ -308,7 +331,7 @@ async fn adaptive_limits_learn_the_same_in_memory_and_in_redis() {
     let mut running = JoinSet::new();
     for number in 0..200 {
         let history = batches(kind).new_tree(&mut runner).unwrap().current();
-        running.spawn(compare(redis.clone(), format!("batches{number}"), history));
+        running.spawn(compare(AnyStore::Redis(redis.clone()), format!("batches{number}"), history));
     }
     for outcome in running.join_all().await {
         outcome.unwrap_or_else(|difference| panic!("{}", &difference[..difference.len().min(3_000)]));
@@ -334,7 +357,7 @@ async fn memory_and_redis_divide_a_limit_into_the_same_shares() {
     let (mut runner, mut running) = (TestRunner::new(Config::default()), JoinSet::new());
     for number in 0..200 {
         let history = histories.new_tree(&mut runner).unwrap().current();
-        running.spawn(compare(redis.clone(), format!("shares{number}"), history));
+        running.spawn(compare(AnyStore::Redis(redis.clone()), format!("shares{number}"), history));
     }
     for outcome in running.join_all().await {
         outcome.unwrap_or_else(|difference| panic!("{}", &difference[..difference.len().min(3_000)]));

@@ -7,6 +7,7 @@ pub(crate) mod disk;
 pub(crate) mod envoy;
 pub(crate) mod http2_frames;
 mod known_fields;
+pub(crate) mod memcached;
 pub(crate) mod memory_group;
 pub(crate) mod network;
 pub(crate) mod operator;
@@ -29,6 +30,7 @@ use self::raw_client::{Descriptor, Request};
 pub(crate) use self::{
     browser::Browser,
     disk::Disk,
+    memcached::MemcachedServer,
     operator::Operator,
     proxy::{Fault, Proxy},
     redis::RedisServer,

@@ -1,5 +1,5 @@
 //! The activity of instances in Redis, as a method of [`Redis`]: a hash with one report of each instance, written while
-//! somebody reads it.
+//! any instance reads the reports.
 
 use redis::{Value, from_redis_value};
 use sluicegate_store::StoreError;
@@ -17,8 +17,8 @@ pub struct SharedActivity {
 
 /// Stores a report and returns all reports.
 ///
-/// `KEYS`: a key that exists while somebody reads, and the hash of reports. `ARGV`: 1 if the caller reads, the name of the
-/// instance, its report (empty for none), and names of instances whose reports are outdated.
+/// `KEYS`: a key that exists while any instance reads reports, and the hash of reports. `ARGV`: 1 if the caller reads,
+/// the name of the instance, its report (empty for none), and names of instances whose reports are outdated.
 const SCRIPT: &str = "
 if ARGV[1] == '1' then redis.call('SET', KEYS[1], '', 'EX', 10) end
 if ARGV[3] ~= '' then

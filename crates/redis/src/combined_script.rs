@@ -1,4 +1,4 @@
-//! [`CombinedScript`]: the Redis script that combines the scripts of all counter programs, and the format of its calls and replies.
+//! [`CombinedScript`]: the scripts of all counter programs in one, and the format of its calls and replies.
 //!
 //! # Calls
 //! The arguments are the keys, the time in microseconds (empty for Redis' own time), and one string with the records of
@@ -45,9 +45,9 @@ const HEADER: usize = 5;
 const LEADER: u8 = 128;
 /// Flag in the action: a blocking hit of a group that is charged together.
 const BLOCKING: u8 = 128;
-/// Action of a take that counts [`Hit::AHEAD`] later.
+/// Action of a take that counts as if it arrived [`AHEAD`] later.
 const TAKE_AHEAD: u8 = 4;
-/// Maximum jitter for any setting: an unused key outlives its use by at most one day.
+/// Maximum jitter, even if `expiry_jitter` is longer: a key outlives its content by at most one day.
 const MAX_JITTER_MILLIS: u64 = 86_400_000;
 
 /// The combined script and the settings of its calls.

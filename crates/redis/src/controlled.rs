@@ -172,7 +172,7 @@ impl ControlledRedis {
         KEYS.map(|key| self.run::<Option<Vec<u8>>>(cmd("DUMP").arg(key)).unwrap_or_default())
     }
 
-    /// Replaces the contents.
+    /// Deletes all keys, and restores those of overrides from what [`contents`](Self::contents) returned.
     pub fn set_contents(&self, contents: &[Vec<u8>; 3]) {
         self.run::<()>(&cmd("FLUSHALL"));
         for (key, dump) in KEYS.iter().zip(contents) {

@@ -3,11 +3,14 @@
 use std::{error::Error, io, sync::Arc};
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
-use sluicegate_store::StoreError;
+use sluicegate_store::{
+    StoreError,
+    health::{FailureKind, MetricText},
+};
 
 /// Kind of a failed call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Failure {
+pub enum Failure {
     /// The connection could not be established, or it broke.
     Io,
     /// TLS cannot be established: only one side uses it, or one does not trust the other's certificate.
@@ -22,7 +25,7 @@ pub(crate) enum Failure {
     ReadOnly,
     /// The server is a replica and its master is unreachable.
     MasterDown,
-    /// The server requires credentials, or rejects those in the address.
+    /// The server requires credentials, or rejects those of this service.
     NoAuth,
     /// The user lacks a permission.
     NoPerm,
@@ -46,7 +49,7 @@ pub(crate) enum Failure {
     Misconf,
     /// The server rejects writes because it has too few replicas.
     NoReplicas,
-    /// The key of a counter contains other data.
+    /// The key of a counter contains other data than the counter's state.
     WrongType,
     /// Any other error.
     Other,
@@ -63,8 +66,8 @@ pub(super) enum HealthEffect {
     DownIfRepeated,
 }
 
-impl Failure {
-    pub(crate) const ALL: [Self; 21] = [
+impl FailureKind for Failure {
+    const ALL: &'static [Self] = &[
         Self::Io,
         Self::Tls,
         Self::Timeout,
@@ -87,9 +90,21 @@ impl Failure {
         Self::WrongType,
         Self::Other,
     ];
+    const SOFTWARE: &'static str = "Redis";
+    const FAILURES: MetricText = MetricText {
+        name: "sluicegate_redis_failures_total",
+        description: "Number of failed or redirected calls and failed attempts to connect to Redis, by kind",
+    };
+    const UP: MetricText = MetricText {
+        name: "sluicegate_redis_up",
+        description: "Whether every worker is connected to the Redis server (1) or not (0)",
+    };
+    const ROLLBACK_FAILURES: MetricText = MetricText {
+        name: "sluicegate_redis_rollback_failures_total",
+        description: "Number of takes of denied requests that could not be rolled back",
+    };
 
-    /// Returns the value of the `kind` label in metrics and logs.
-    pub(crate) const fn kind(self) -> &'static str {
+    fn kind(self) -> &'static str {
         match self {
             Self::Io => "io",
             Self::Tls => "tls",
@@ -115,6 +130,12 @@ impl Failure {
         }
     }
 
+    fn needs_operator(self) -> bool {
+        matches!(self, Self::Tls | Self::NoAuth | Self::NoPerm)
+    }
+}
+
+impl Failure {
     pub(super) fn of(error: &RedisError) -> Self {
         if error.is_timeout() {
             return Self::Timeout;
@@ -196,11 +217,6 @@ impl Failure {
             | Self::NoAuth => HealthEffect::Down,
             _ => HealthEffect::None,
         }
-    }
-
-    /// Returns whether the failure lasts until an operator changes a setting.
-    pub(super) const fn needs_operator(self) -> bool {
-        matches!(self, Self::Tls | Self::NoAuth | Self::NoPerm)
     }
 
     /// Returns whether the failure can be the effect of TLS on only one side.
@@ -337,8 +353,8 @@ mod tests {
 
     #[test]
     fn kinds_are_unique_and_listed_in_the_order_of_the_variants() {
-        for (index, failure) in Failure::ALL.into_iter().enumerate() {
-            assert_eq!(failure as usize, index);
+        for (index, failure) in Failure::ALL.iter().enumerate() {
+            assert_eq!(*failure as usize, index);
             assert!(Failure::ALL[..index].iter().all(|known| known.kind() != failure.kind()));
         }
     }

@@ -25,7 +25,6 @@ pub mod controlled;
 mod failure;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
-mod health;
 mod login;
 mod metrics;
 mod multi_node;
@@ -39,10 +38,10 @@ mod tls_mismatch;
 pub mod topology;
 
 pub use activity::SharedActivity;
-pub use health::Health;
 pub use metrics::Metrics;
 pub use redact::redact;
-pub use settings::{RingNode, SentinelSettings, Settings, TlsSettings};
+pub use settings::{RingNode, SentinelSettings, Settings};
+pub use sluicegate_store::TlsSettings;
 
 use std::{
     sync::Arc,
@@ -52,9 +51,12 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::{Charge, Counter, CounterStore, Hit, StepOutcomes, StoreError, TimeSource};
+use sluicegate_store::{Charge, Counter, CounterStore, Hit, Servers, StepOutcomes, StoreError, TimeSource, health};
 
-use self::{combined_script::CombinedScript, pool::Pool, topology::Topology};
+use self::{combined_script::CombinedScript, failure::Failure, pool::Pool, topology::Topology};
+
+/// The state of the Redis servers.
+pub type Health = health::Health<Failure>;
 
 /// Error returned when a Redis store cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -138,8 +140,9 @@ impl Setup {
         Ok(Self { per_second: Some(per_second), ..self })
     }
 
-    /// Returns a future that keeps the list of servers and the credentials up to date and never ends. Connections are
-    /// only made while it is polled.
+    /// Returns a future that keeps the list of servers and the credentials up to date. It ends only if neither can
+    /// change. Until it is polled, the servers of a cluster or behind sentinels and the output of `password_command`
+    /// are unknown.
     pub fn follow(&self) -> impl Future<Output = ()> + Send + use<> {
         let mut tasks = Vec::new();
         for deployment in std::iter::once(&self.main).chain(&self.per_second) {
@@ -184,38 +187,6 @@ impl Redis {
         true
     }
 
-    /// Returns the name of each server and whether every worker is connected to it.
-    #[must_use]
-    pub fn servers(&self) -> Vec<(Arc<str>, bool)> {
-        self.metrics.health().servers()
-    }
-
-    /// Returns the prefix of the keys.
-    #[must_use]
-    pub fn key_prefix(&self) -> &str {
-        self.main.key_prefix()
-    }
-
-    /// Returns the name of the server that has a counter, if it is known.
-    #[must_use]
-    pub fn server_of(&self, key: &[u8], per_second: bool) -> Option<Arc<str>> {
-        let target = self.pool_of(per_second).target(key)?;
-        Some(Arc::clone(target.batcher.node().name()))
-    }
-
-    /// Returns the hash slot of a counter, if the topology is a cluster.
-    #[must_use]
-    pub fn hash_slot_of(&self, key: &[u8], per_second: bool) -> Option<u16> {
-        let pool = self.pool_of(per_second);
-        if pool.is_cluster() { Some(pool.slot(key)) } else { None }
-    }
-
-    /// Returns the name of the topology of the main servers.
-    #[must_use]
-    pub fn topology(&self) -> &'static str {
-        self.main.topology()
-    }
-
     fn pools(&self) -> impl Iterator<Item = &Arc<Pool>> {
         std::iter::once(&self.main).chain(&self.per_second)
     }
@@ -232,14 +203,42 @@ impl Redis {
     }
 }
 
+impl Servers for Redis {
+    fn software(&self) -> &'static str {
+        "redis"
+    }
+
+    fn topology(&self) -> &'static str {
+        self.main.topology()
+    }
+
+    fn servers(&self) -> Vec<(Arc<str>, bool)> {
+        self.metrics.health().servers()
+    }
+
+    fn key_prefix(&self) -> &str {
+        self.main.key_prefix()
+    }
+
+    fn server_of(&self, name: &[u8], per_second: bool) -> Option<Arc<str>> {
+        let target = self.pool_of(per_second).target(name)?;
+        Some(Arc::clone(target.batcher.node().name()))
+    }
+
+    fn hash_slot_of(&self, name: &[u8], per_second: bool) -> Option<u16> {
+        let pool = self.pool_of(per_second);
+        if pool.is_cluster() { Some(pool.slot(name)) } else { None }
+    }
+}
+
 impl CounterStore for Redis {
     /// Runs the steps in one round trip, or in one per server if the counters are on several servers.
     async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
         let started = Instant::now();
         let outcomes = self.apply_multi_node(hits, charge, now).await;
         match outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
-            None => self.metrics.record_latency(self.worker, started.elapsed()),
-            Some(error) => self.metrics.count_error(self.worker, *error),
+            None => self.metrics.calls().record_latency(self.worker, started.elapsed()),
+            Some(error) => self.metrics.calls().count_error(self.worker, *error),
         }
         outcomes
     }

@@ -33,7 +33,7 @@ const COMMAND_TIMEOUT: Duration = Duration::from_secs(30);
 const COMMAND_POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// First pause before a command runs again after it has failed or Redis has rejected its credentials. It doubles each time.
 const MIN_RETRY_PAUSE: Duration = Duration::from_secs(1);
-/// Longest such pause.
+/// Maximum pause before a command runs again after it has failed or Redis has rejected its credentials.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(30);
 /// Maximum size of credentials, in bytes. Tokens of cloud providers have about 2,000.
 const MAX_BYTES: u64 = 64 * 1024;

@@ -7,9 +7,10 @@
 //! ## Down ⟶ Up
 //! A background task reconnects immediately, then after 50 ms, and later every 200 ms on average. Calls that find a
 //! broken connection wait for the first attempt, at most for the deadline of a call, so that a server or a network that
-//! closes connections does not fail decisions. Each attempt must complete the handshake, load the script, and execute a
-//! write that changes nothing within the deadline of a call. This excludes frozen servers, which only accept
-//! connections; replicas, which do not write; and servers that take longer than `redis.timeout` to answer.
+//! closes connections does not fail decisions. Each attempt must connect, load the script, and execute a write that
+//! changes nothing. It has `redis.connect_timeout` in total, and the deadline of a call (`redis.timeout`) for each
+//! command. This excludes frozen servers, which only accept connections; replicas, which do not write; and servers that
+//! take longer than `redis.timeout` to answer.
 
 use std::{
     sync::{
@@ -181,9 +182,9 @@ impl Node {
         }
     }
 
-    /// Counts and logs that the key of a counter contains other data.
+    /// Counts and logs that the key of a counter contains other data than the counter's state.
     pub(super) fn report_invalid_state(&self) {
-        let error = RedisError::from((ErrorKind::UnexpectedReturnType, "the key of a counter contains other data"));
+        let error = RedisError::from((ErrorKind::UnexpectedReturnType, "a counter's key contains no counter state"));
         self.deployment.health.count_failure(self.worker, Failure::WrongType);
         self.deployment.health.log_rejection(&self.server.name, Failure::WrongType, &error);
     }
@@ -234,9 +235,9 @@ impl Node {
     fn take_down(&self, link: &Arc<ServerConnection>, error: &RedisError) {
         let current = self.link.compare_and_swap(link, None);
         if current.as_ref().is_some_and(|current| Arc::ptr_eq(current, link)) {
-            let is_broken = Failure::of(error) == Failure::Io;
-            self.set_state(if is_broken { State::Reconnecting } else { State::Down });
-            self.deployment.health.mark_down(&self.server.name, error);
+            let failure = Failure::of(error);
+            self.set_state(if failure == Failure::Io { State::Reconnecting } else { State::Down });
+            self.deployment.health.mark_down(&self.server.name, failure, &failure.describe(error));
             self.broken.notify_one();
         }
     }
@@ -329,6 +330,16 @@ impl Node {
         }
     }
 
+    /// Logs that the server rejected changed credentials on an open connection, once per series of such errors.
+    fn log_rejected_login(&self, error: &RedisError) {
+        if self.deployment.health.should_log_rejection(&self.server.name, Failure::NoAuth) {
+            tracing::warn!(
+                server = %self.server.name, %error,
+                "Redis server rejects the changed password; open connections keep the previous one"
+            );
+        }
+    }
+
     /// Logs in again on the open connection if the credentials have changed since `secret`. If Redis rejects the new
     /// ones, the connection keeps the previous ones.
     async fn update_login(&self, secret: &mut Secret) {
@@ -343,7 +354,7 @@ impl Node {
             // The password may not have been changed at the server yet.
             Err(error) if Failure::of(&error) == Failure::NoAuth => {
                 self.deployment.health.count_failure(self.worker, Failure::NoAuth);
-                self.deployment.health.log_rejected_login(&self.server.name, &error);
+                self.log_rejected_login(&error);
                 self.server.report_rejected_login();
             }
             Err(error) => {
@@ -374,7 +385,7 @@ impl Node {
         self.send(connection, &self.deployment.script.load_command(), false).await.map(drop)
     }
 
-    /// Sends a command, and waits for its reply for the time of a call.
+    /// Sends a command and waits for its reply, at most for the deadline of a call.
     async fn send(&self, connection: &mut MultiplexedConnection, cmd: &Cmd, asking: bool) -> RedisResult<Value> {
         within(self.deployment.settings.timeout, send(connection, cmd, asking))
             .await

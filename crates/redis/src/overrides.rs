@@ -21,7 +21,7 @@ const STAGING_TTL_SECONDS: u32 = 120;
 
 impl Redis {
     /// Reads all overrides in pages and passes each page to `read_page`. Returns a cursor at the last change, or `None`
-    /// if there are no overrides.
+    /// if there was no change or Redis has lost overrides.
     ///
     /// Changes that are made meanwhile may or may not be included; they follow the cursor.
     ///
@@ -57,10 +57,10 @@ impl Redis {
         })
     }
 
-    /// Returns a cursor at the last change, or `None` if there are no overrides.
+    /// Returns a cursor at the last change, or `None` if there was no change or Redis has lost overrides.
     ///
     /// # Errors
-    /// Fails if Redis does not answer or its reply is invalid.
+    /// Fails if Redis does not answer or rejects the command.
     pub async fn overrides_cursor(&self) -> Result<Option<Cursor>, StoreError> {
         Ok(parse_cursor(&self.override_script("mark", "", |_| {}).await?))
     }

@@ -6,6 +6,7 @@ use arc_swap::ArcSwap;
 use redis::{Cmd, Value};
 use sluicegate_deadline::within;
 use sluicegate_metrics::WorkerId;
+use sluicegate_placement::hash_tag;
 use sluicegate_store::StoreError;
 use tokio::sync::watch;
 
@@ -14,12 +15,12 @@ use super::{
     batch::Batcher,
     node::{CallError, Redirect},
     response_batching::CallGroups,
-    topology::{View, hash_tag, slots},
+    topology::{View, slots},
 };
 
 /// Maximum number of redirects that one call follows. A migrating slot causes one or two.
 pub(super) const MAX_REDIRECTS: usize = 5;
-/// Maximum number of servers outside of the view that redirects have named.
+/// Maximum number of servers that redirects have named and that the current [`View`] does not contain.
 const MAX_EXTRA_SERVERS: usize = 64;
 
 /// One worker's connections to all servers.

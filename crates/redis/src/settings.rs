@@ -4,6 +4,7 @@ use std::{path::PathBuf, time::Duration};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use sluicegate_store::TlsSettings;
 
 /// Settings of the Redis store.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
@@ -60,29 +61,6 @@ pub struct RingNode {
 
 const fn default_weight() -> u32 {
     1
-}
-
-/// Certificates for `rediss…://`.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct TlsSettings {
-    /// PEM file with the certificate authorities to trust instead of the system's.
-    pub ca_file: Option<PathBuf>,
-    /// PEM file with the client certificate.
-    pub cert_file: Option<PathBuf>,
-    /// PEM file with the key of the client certificate.
-    pub key_file: Option<PathBuf>,
-    /// Name that the certificates of the servers must have, instead of the host in the address.
-    pub server_name: Option<String>,
-    /// Whether the certificate of a server must have its name. If not, any certificate of a trusted authority is
-    /// accepted.
-    pub verify_name: bool,
-}
-
-impl Default for TlsSettings {
-    fn default() -> Self {
-        Self { ca_file: None, cert_file: None, key_file: None, server_name: None, verify_name: true }
-    }
 }
 
 /// Settings for connections to sentinels. The credentials in the address are those of the master.

@@ -24,7 +24,7 @@ const ALERT: u8 = 0x15;
 /// First byte of a TLS handshake message.
 const HANDSHAKE: u8 = 0x16;
 
-/// The side that uses TLS, of two that do not agree.
+/// The only side of a connection that uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TlsMismatch {
     /// The address requires TLS, and the port does not have it.

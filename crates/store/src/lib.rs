@@ -1,18 +1,23 @@
 #![doc = include_str!("../README.md")]
 
+mod call_metrics;
+pub mod health;
 mod hit;
 pub mod identity;
 pub mod memory;
 pub mod overrides;
 pub mod pending;
 mod time_source;
+mod tls;
 
+pub use call_metrics::CallMetrics;
 pub use hit::{
     AHEAD, Blocks, Charge, Counter, Decider, Grant, Hit, HitDecision, HitDecisions, StepOutcome, StepOutcomes,
     next_answer, only_answer,
 };
 pub use memory::Memory;
 pub use time_source::TimeSource;
+pub use tls::TlsSettings;
 
 use std::sync::Arc;
 
@@ -42,7 +47,7 @@ impl StoreError {
     /// All errors.
     pub const ALL: [Self; 5] = [Self::Unavailable, Self::Timeout, Self::Rejected, Self::Broken, Self::Missing];
 
-    /// Returns the error for an answer that must be there and is not. Panics in tests.
+    /// Returns the error for an answer that must be there and is not. Panics in debug builds.
     #[must_use]
     #[track_caller]
     pub fn missing() -> Self {
@@ -114,6 +119,29 @@ impl<S: Store + Send + Sync> Store for Arc<S> {
 
     fn report(&self, counter: &Counter, id: u64, used: u64, now: Micros) -> u64 {
         (**self).report(counter, id, used, now)
+    }
+}
+
+/// The servers of a store, for operators.
+pub trait Servers {
+    /// Returns the name of the servers' software in lower case, such as `redis`.
+    fn software(&self) -> &'static str;
+
+    /// Returns the name of the topology, such as `cluster`.
+    fn topology(&self) -> &'static str;
+
+    /// Returns the name of each server and whether every worker is connected to it.
+    fn servers(&self) -> Vec<(Arc<str>, bool)>;
+
+    /// Returns the prefix of the keys.
+    fn key_prefix(&self) -> &str;
+
+    /// Returns the name of the server that has a counter, if it is known.
+    fn server_of(&self, name: &[u8], per_second: bool) -> Option<Arc<str>>;
+
+    /// Returns the hash slot of a counter, if the servers form a cluster.
+    fn hash_slot_of(&self, _name: &[u8], _per_second: bool) -> Option<u16> {
+        None
     }
 }
 

@@ -54,7 +54,7 @@ pub enum EventKind {
 /// A change of rules, overrides or servers that can affect decisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// Increases by one with each event.
+    /// Number of the event, one more than that of the previous event of the instance.
     pub id: u64,
     /// Time of the event.
     pub at: Micros,
@@ -62,7 +62,7 @@ pub struct Event {
     pub kind: EventKind,
     /// Description, as a sentence without a full stop.
     pub text: String,
-    /// The same without names of entities.
+    /// Description without names of entities.
     pub public_text: String,
     /// The operator who caused the event; empty if there is none.
     pub author: String,
@@ -152,9 +152,9 @@ impl Detector {
         };
         for (name, up) in &servers {
             let (kind, text) = match (previous.get(name), up) {
-                (Some(true), false) => (EventKind::ServerDown, format!("Redis server {name} is unavailable")),
-                (Some(false), true) => (EventKind::ServerUp, format!("Redis server {name} is available again")),
-                (None, true) => (EventKind::ServerUp, format!("Redis server {name} joined the store")),
+                (Some(true), false) => (EventKind::ServerDown, format!("server {name} of the store is unavailable")),
+                (Some(false), true) => (EventKind::ServerUp, format!("server {name} of the store is available again")),
+                (None, true) => (EventKind::ServerUp, format!("server {name} joined the store")),
                 // A new server is not connected yet; it joins the store when it is.
                 (None, false) => {
                     if let Some(servers) = &mut self.servers {
@@ -167,7 +167,7 @@ impl Detector {
             events.push(event(kind, observed.now, text));
         }
         for name in previous.keys().filter(|name| !servers.contains_key(*name)) {
-            let text = format!("Redis server {name} left the store");
+            let text = format!("server {name} left the store");
             events.push(event(EventKind::ServerDown, observed.now, text));
         }
     }
@@ -377,11 +377,11 @@ mod tests {
         assert!(with(&[("a", true), ("b", false)]).is_empty());
         assert_eq!(
             with(&[("a", false), ("b", true)]),
-            ["Redis server a is unavailable", "Redis server b is available again"]
+            ["server a of the store is unavailable", "server b of the store is available again"]
         );
         assert!(with(&[("a", false), ("b", true), ("c", false)]).is_empty());
-        assert_eq!(with(&[("a", false), ("b", true), ("c", true)]), ["Redis server c joined the store"]);
-        assert_eq!(with(&[("b", true), ("c", true)]), ["Redis server a left the store"]);
+        assert_eq!(with(&[("a", false), ("b", true), ("c", true)]), ["server c joined the store"]);
+        assert_eq!(with(&[("b", true), ("c", true)]), ["server a left the store"]);
     }
 
     #[test]

@@ -69,7 +69,7 @@ const MAX_VIEWERS: usize = 64;
 /// Maximum number of viewers that have not authenticated. The other places are reserved for those that have.
 const MAX_PUBLIC_VIEWERS: usize = MAX_VIEWERS / 4 * 3;
 
-/// Where the activity is read from.
+/// The components from which the activity is read.
 pub struct Sources {
     /// Metrics of requests.
     pub decision_metrics: Arc<decisions::Metrics>,
@@ -121,7 +121,7 @@ struct State {
     changes_version: u64,
     /// The last snapshot. Weak, because it must not delay the release of replaced rules.
     snapshot: Weak<Snapshot>,
-    /// Changes with each snapshot.
+    /// A number that increases with each snapshot.
     rules_version: u64,
 }
 
@@ -137,15 +137,15 @@ pub struct Update {
     pub at: Micros,
     /// Periods that are new or have changed, the oldest first.
     pub periods: Vec<Period>,
-    /// The decisions of the last seconds.
+    /// The decisions of about the last 10 seconds.
     pub current: Period,
     /// The servers of the store, and whether all workers are connected to them.
     pub servers: Vec<(Arc<str>, bool)>,
-    /// New events of these instances, the oldest first.
+    /// New events of `instances`, the oldest first.
     pub events: Vec<Event>,
     /// The instances that the update is about.
     pub instances: Vec<Instance>,
-    /// Changes with each set of rules and with each override.
+    /// A number that increases with each new set of rules, and with each change of overrides or candidate rules.
     pub rules_version: u64,
 }
 
@@ -188,7 +188,7 @@ impl Activity {
         }
     }
 
-    /// Exchanges the activity with the other instances through Redis. Never returns, unless counters are in memory.
+    /// Exchanges the activity with the other instances through Redis. Never returns, unless the store is not Redis.
     pub async fn follow_instances(self: Arc<Self>) {
         let Some(mut instances) = Instances::new(&self.sources.store) else {
             return;
@@ -262,8 +262,8 @@ impl Activity {
             denied_requests: decision_metrics.denied(),
             errors,
             hits: statistics.hit_totals(),
-            store_calls: if is_memory { 0 } else { store_metrics.redis.latency().count() },
-            store_errors: store_metrics.redis.errors(),
+            store_calls: if is_memory { 0 } else { store_metrics.calls.latency().count() },
+            store_errors: store_metrics.calls.errors(),
             local: store.local_decisions(),
             classes: statistics.class_totals(at),
             latency: decision_metrics.latency().cells(),
@@ -287,7 +287,7 @@ impl Activity {
         }
     }
 
-    /// Returns an encoded report that is at most as old as the interval of the exchange, for peers that ask often.
+    /// Returns an encoded report that is at most half as old as [`INTERVAL`], for peers that call often.
     #[must_use]
     pub fn recent_report(&self) -> Bytes {
         let mut recent = self.recent_report.lock();
@@ -317,7 +317,7 @@ impl Activity {
         self.is_watched_by_all() && self.sources.store.redis().is_none()
     }
 
-    /// Offers the sum over all instances, although there is no Redis: the peers exchange reports.
+    /// Makes the sum over all instances available without Redis, because the peers exchange reports.
     pub fn set_has_peers(&self) {
         self.has_peers.store(true, Relaxed);
     }
@@ -328,7 +328,7 @@ impl Activity {
         self.has_peers.load(Relaxed) || self.sources.store.redis().is_some()
     }
 
-    /// Returns the reports of the other instances, if they are wanted.
+    /// Returns the reports of the other instances, or none if `all_instances` is not set.
     fn others(&self, all_instances: bool) -> Vec<Arc<InstanceActivity>> {
         if all_instances { self.others.lock().current() } else { Vec::new() }
     }
@@ -367,7 +367,7 @@ impl Activity {
     }
 
     /// Starts to watch the activity of this instance, or the sum over all instances. Viewers that have not
-    /// authenticated are at most three quarters of all.
+    /// authenticated can take at most three quarters of the places.
     ///
     /// # Errors
     ///
@@ -402,7 +402,7 @@ impl Activity {
         Ok(viewer)
     }
 
-    /// Returns the name of this instance.
+    /// Returns this instance: its name, version and start.
     #[must_use]
     pub fn instance(&self) -> &Instance {
         &self.instance
@@ -423,7 +423,7 @@ impl Activity {
 /// The last event of another instance that a viewer has received.
 #[derive(Default)]
 struct LastEvent {
-    /// When the instance was started.
+    /// Start of the instance, in microseconds since the Unix epoch.
     since: u64,
     id: u64,
 }

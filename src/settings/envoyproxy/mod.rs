@@ -193,12 +193,8 @@ impl EnvoyproxySettings {
     fn stores(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
         match environment.text("BACKEND_TYPE") {
             "redis" => {}
-            "memcache" => {
-                return Err(
-                    environment.error("BACKEND_TYPE", "is not supported: counters are stored in Redis or in memory")
-                );
-            }
-            _ => return Err(environment.error("BACKEND_TYPE", "is not redis")),
+            "memcache" => return self.memcached(environment),
+            _ => return Err(environment.error("BACKEND_TYPE", "is neither redis nor memcache")),
         }
         let all = Redis::MAIN;
         self.set("store", all.address(environment)?);
@@ -281,6 +277,34 @@ impl EnvoyproxySettings {
         }
         let endpoint = configured.cloned().unwrap_or_else(|| format!("http://localhost:{port}"));
         self.set("telemetry.otlp.endpoint", endpoint);
+        Ok(())
+    }
+
+    fn memcached(&mut self, environment: &Environment<'_>) -> Result<(), VariableError> {
+        if environment.is_set("MEMCACHE_SRV") {
+            let reason = "is not supported: list the servers in MEMCACHE_HOST_PORT";
+            return Err(environment.error("MEMCACHE_SRV", reason));
+        }
+        let Some(servers) = environment.value("MEMCACHE_HOST_PORT") else {
+            return Err(
+                environment.error("MEMCACHE_HOST_PORT", "must list the servers, because BACKEND_TYPE is memcache")
+            );
+        };
+        let scheme = if environment.is_true("MEMCACHE_TLS")? { "memcacheds" } else { "memcached" };
+        self.set("store", format!("{scheme}://{servers}"));
+        if environment.is_set("CACHE_KEY_PREFIX") {
+            self.set("memcached.key_prefix", environment.read("CACHE_KEY_PREFIX", values::key_prefix)?);
+        }
+        for (file, name) in [
+            ("cert_file", "MEMCACHE_TLS_CLIENT_CERT"),
+            ("key_file", "MEMCACHE_TLS_CLIENT_KEY"),
+            ("ca_file", "MEMCACHE_TLS_CACERT"),
+        ] {
+            self.copy_if_set(&format!("memcached.tls.{file}"), name, environment);
+        }
+        if environment.is_true("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION")? {
+            self.set("memcached.tls.verify_name", false);
+        }
         Ok(())
     }
 

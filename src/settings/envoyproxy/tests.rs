@@ -209,6 +209,38 @@ fn statsd_is_used_unless_another_sink_is() {
 }
 
 #[test]
+fn memcached_is_configured_by_its_variables() {
+    use crate::settings::{Flags, Settings};
+
+    let backend = ("BACKEND_TYPE", "memcache");
+    let all = [
+        backend,
+        ("MEMCACHE_HOST_PORT", "a:1,b:2"),
+        ("MEMCACHE_TLS", "true"),
+        ("MEMCACHE_TLS_CLIENT_CERT", "/cert"),
+        ("MEMCACHE_TLS_CLIENT_KEY", "/key"),
+        ("MEMCACHE_TLS_CACERT", "/ca"),
+        ("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "true"),
+        ("CACHE_KEY_PREFIX", "p:"),
+    ];
+    let flags = Flags { envoyproxy: Some(read(&all).unwrap()), ..Flags::default() };
+    let settings = Settings::load(None, Some(HashMap::new()), flags).unwrap();
+    assert_eq!((settings.store.as_str(), settings.memcached.key_prefix.as_str()), ("memcacheds://a:1,b:2", "p:"));
+    let tls = &settings.memcached.tls;
+    let files = [&tls.cert_file, &tls.key_file, &tls.ca_file].map(|file| file.as_ref().unwrap().to_str().unwrap());
+    assert_eq!((files, tls.verify_name), (["/cert", "/key", "/ca"], false));
+    assert_eq!(settings.warnings, [""; 0]);
+    for (variables, expected) in [
+        (&[backend][..], "MEMCACHE_HOST_PORT must list the servers"),
+        (&[backend, ("MEMCACHE_SRV", "_memcache._tcp.x")], "MEMCACHE_SRV is not supported: list the servers"),
+        (&[backend, ("MEMCACHE_HOST_PORT", "a"), ("MEMCACHE_TLS", "yes")], "MEMCACHE_TLS is not a boolean"),
+    ] {
+        let error = read(variables).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
 fn variables_without_effect_are_listed_and_unknown_ones_are_not() {
     let result = read(&[("REDIS_POOL_SIZE", "20"), ("MEMCACHE_SRV", ""), ("GRPC_SERVER_TLS_CA_CERT", "x")]).unwrap();
     let names: Vec<_> = result.without_effect().iter().map(|(name, _)| *name).collect();
@@ -226,8 +258,7 @@ fn an_invalid_value_is_reported_with_its_variable() {
         ("GRPC_MAX_CONNECTION_AGE", "1 day", "is not a duration such as 10s"),
         ("NEAR_LIMIT_RATIO", "most", "is not a number"),
         ("CONFIG_TYPE", "file", "is neither FILE nor"),
-        ("BACKEND_TYPE", "memcache", "in Redis or in memory"),
-        ("BACKEND_TYPE", "disk", "is not redis"),
+        ("BACKEND_TYPE", "disk", "is neither redis nor memcache"),
         ("REDIS_TYPE", "ring", "is not single"),
         ("REDIS_URL", "http://x", "is neither host:port"),
         ("TRACING_EXPORTER_PROTOCOL", "udp", "is neither http nor grpc"),
@@ -343,7 +374,10 @@ fn the_settings_and_a_warning_about_ignored_variables_take_effect() {
     let warnings = load(&[redis, ("MEMCACHE_SRV", "x"), ("REDIS_POOL_SIZE", "20")]).warnings;
     let [warning] = warnings.as_slice() else { panic!("{warnings:?}") };
     assert!(warning.starts_with("variables without effect: "), "{warning}");
-    assert!(warning.contains("MEMCACHE_SRV (counters are") && warning.contains("REDIS_POOL_SIZE (each"), "{warning}");
+    assert!(
+        warning.contains("MEMCACHE_SRV (MEMCACHE_HOST_PORT lists") && warning.contains("REDIS_POOL_SIZE (each"),
+        "{warning}"
+    );
 }
 
 #[test]

@@ -110,7 +110,7 @@ pub(super) fn metadata(text: &str) -> Result<Value, String> {
     Ok(Value::Array(pairs))
 }
 
-/// Parses a port that others listen on.
+/// Parses the number of a port.
 pub(super) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "is not a port number".into())
 }

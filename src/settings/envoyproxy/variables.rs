@@ -9,11 +9,11 @@ pub struct Variable {
     pub name: &'static str,
     /// Default in envoyproxy/ratelimit; empty if there is none.
     pub default: &'static str,
-    /// Effect of the variable here.
+    /// Effect of the variable on this service.
     pub effect: Effect,
 }
 
-/// Effect of a variable here.
+/// Effect of a variable on this service.
 pub enum Effect {
     /// The variable is one setting. The parser converts its value.
     Setting(&'static str, Parser),
@@ -26,7 +26,7 @@ pub enum Effect {
 use Effect::{Combined, Ignored, Setting};
 
 const RETRIES: &str = "pauses between connection attempts grow exponentially, with a random reduction of up to half";
-const MEMCACHED: &str = "counters are stored in Redis or in memory, not in Memcached";
+const SRV: &str = "MEMCACHE_HOST_PORT lists the servers";
 const PIPELINED: &str = "calls are always pipelined, and the requests of a worker share them";
 const POOL: &str = "each worker has one connection to each server, which all its calls share";
 const STARTUP: &str = "the service starts without Redis and connects when Redis becomes available";
@@ -97,7 +97,7 @@ pub const VARIABLES: &[Variable] = &[
     variable("EXPIRATION_JITTER_MAX_SECONDS", "300", Combined("redis.expiry_jitter, per_second.redis.expiry_jitter")),
     variable("LOCAL_CACHE_SIZE_IN_BYTES", "0", Setting("deny_cache.max_entries", values::cache_size)),
     variable("NEAR_LIMIT_RATIO", "0.8", Setting("decisions.near_limit_ratio", values::ratio)),
-    variable("CACHE_KEY_PREFIX", "", Combined("redis.key_prefix, per_second.redis.key_prefix")),
+    variable("CACHE_KEY_PREFIX", "", Combined("redis.key_prefix, per_second.redis.key_prefix, memcached.key_prefix")),
     variable("BACKEND_TYPE", "redis", Combined("store")),
     variable("STOP_CACHE_KEY_INCREMENT_WHEN_OVERLIMIT", "false", Setting("rules.charge_all", values::flag)),
     variable("LIMIT_RESPONSE_HEADERS_ENABLED", "false", Setting("response.headers", values::flag)),
@@ -160,15 +160,15 @@ pub const VARIABLES: &[Variable] = &[
     variable("REDIS_STARTUP_INITIAL_INTERVAL", "1s", Ignored(STARTUP)),
     variable("REDIS_STARTUP_MAX_INTERVAL", "30s", Ignored(STARTUP)),
     variable("REDIS_STARTUP_MAX_ELAPSED_TIME", "0", Ignored(STARTUP)),
-    variable("MEMCACHE_HOST_PORT", "", Ignored(MEMCACHED)),
-    variable("MEMCACHE_MAX_IDLE_CONNS", "2", Ignored(MEMCACHED)),
-    variable("MEMCACHE_SRV", "", Ignored(MEMCACHED)),
-    variable("MEMCACHE_SRV_REFRESH", "0", Ignored(MEMCACHED)),
-    variable("MEMCACHE_TLS", "false", Ignored(MEMCACHED)),
-    variable("MEMCACHE_TLS_CLIENT_CERT", "", Ignored(MEMCACHED)),
-    variable("MEMCACHE_TLS_CLIENT_KEY", "", Ignored(MEMCACHED)),
-    variable("MEMCACHE_TLS_CACERT", "", Ignored(MEMCACHED)),
-    variable("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "false", Ignored(MEMCACHED)),
+    variable("MEMCACHE_HOST_PORT", "", Combined("store")),
+    variable("MEMCACHE_MAX_IDLE_CONNS", "2", Ignored(POOL)),
+    variable("MEMCACHE_SRV", "", Ignored(SRV)),
+    variable("MEMCACHE_SRV_REFRESH", "0", Ignored(SRV)),
+    variable("MEMCACHE_TLS", "false", Combined("store")),
+    variable("MEMCACHE_TLS_CLIENT_CERT", "", Combined("memcached.tls.cert_file")),
+    variable("MEMCACHE_TLS_CLIENT_KEY", "", Combined("memcached.tls.key_file")),
+    variable("MEMCACHE_TLS_CACERT", "", Combined("memcached.tls.ca_file")),
+    variable("MEMCACHE_TLS_SKIP_HOSTNAME_VERIFICATION", "false", Combined("memcached.tls.verify_name")),
     variable("SHADOW_MODE", "false", Setting("decisions.shadow_mode", values::flag)),
     variable("QUOTA_MODE", "false", Setting("decisions.quota_mode", values::flag)),
     variable("RESPONSE_DYNAMIC_METADATA", "false", Setting("response.dynamic_metadata", values::flag)),

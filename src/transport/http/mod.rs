@@ -42,6 +42,7 @@ use super::{
 use crate::{
     budget::Budget,
     service::{Decisions, OverrideSync, ResourceReports, reload::RulesInForce},
+    store::Servers,
     telemetry::{Exposition, MetricsPage},
 };
 
@@ -349,27 +350,31 @@ async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
     "OK".into_response()
 }
 
+/// Returns the state of the servers as text.
+fn describe(remote: &dyn Servers) -> String {
+    let software = remote.software();
+    let servers = remote.servers();
+    let down = servers.iter().filter(|(_, up)| !up).count();
+    let mut text = match (servers.len(), down) {
+        (0, _) => format!("{software}, topology unknown"),
+        (_, 0) => format!("{software}, up"),
+        (all, down) if all == down => format!("{software}, unavailable"),
+        (all, down) => format!("{software}, {down} of {all} servers unavailable"),
+    };
+    for (name, up) in servers {
+        text += &format!("\n  {name}: {}", if up { "up" } else { "unavailable" });
+    }
+    text
+}
+
 /// Handles `/readyz`: whether callers should use this instance, and the state of the store.
 ///
 /// An unavailable store does not make the instance unready: all instances share the store, and the rules' `on_error`
 /// decides what happens to callers.
 async fn readiness(State(handlers): State<Arc<Handlers>>) -> Response {
-    let store = match handlers.decisions.engine.store.redis() {
+    let store = match handlers.decisions.engine.store.remote() {
         None => "memory".to_owned(),
-        Some(redis) => {
-            let servers = redis.servers();
-            let down = servers.iter().filter(|(_, up)| !up).count();
-            let mut text = match (servers.len(), down) {
-                (0, _) => "redis, topology unknown".to_owned(),
-                (_, 0) => "redis, up".to_owned(),
-                (all, down) if all == down => "redis, unavailable".to_owned(),
-                (all, down) => format!("redis, {down} of {all} servers unavailable"),
-            };
-            for (name, up) in servers {
-                text += &format!("\n  {name}: {}", if up { "up" } else { "unavailable" });
-            }
-            text
-        }
+        Some(remote) => describe(remote),
     };
     let (code, readiness) = if handlers.shutting_down.load(Relaxed) {
         (StatusCode::SERVICE_UNAVAILABLE, "shutting down")

@@ -9,7 +9,7 @@ use redis::{
 use sluicegate_files as files;
 
 use super::{
-    super::{Settings, SetupError, login::Login, settings::TlsSettings},
+    super::{Settings, SetupError, TlsSettings, login::Login},
     Placement, Ring, Server, View,
 };
 use crate::redact;
@@ -19,7 +19,7 @@ pub(super) struct Address {
     pub(super) source: Source,
     /// The initial view, which is empty if servers must be discovered.
     pub(super) view: View,
-    /// Credentials that change, which must be followed.
+    /// Credentials that can change. [`Login::follow`] keeps them up to date.
     pub(super) logins: Vec<Arc<Login>>,
 }
 
@@ -238,7 +238,8 @@ fn check_single(url: &str) -> Result<(), RedisError> {
     Ok(())
 }
 
-/// Adds how to write a password, if it can be the reason why an address cannot be parsed.
+/// Returns the error for an address that cannot be parsed. If the address may contain a password, the error explains
+/// how to write special characters.
 fn explained(url: &str, error: RedisError) -> RedisError {
     if !url.contains('@') {
         return error;

@@ -11,7 +11,7 @@ pub mod slots;
 
 use std::{sync::Arc, time::Duration};
 
-use sluicegate_placement::Ring;
+use sluicegate_placement::{Ring, hash_tag};
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until, timeout},
@@ -21,6 +21,7 @@ use tokio::{
 pub(super) use self::query::read_any;
 pub(super) use self::server::{Connected, Server};
 use sluicegate_metrics::WorkerId;
+use sluicegate_store::health::FailureKind;
 
 use self::{
     address::{Address, Source},
@@ -111,16 +112,6 @@ pub fn ring_nodes(url: &str, settings: &Settings) -> Result<Vec<(String, u32)>, 
     Ok(nodes)
 }
 
-/// Returns the hash tag of a key: the text between the first `{` and the next `}`. Returns `None` if that is empty.
-pub(super) fn hash_tag(key: &[u8]) -> Option<&[u8]> {
-    let start = key.iter().position(|byte| *byte == b'{')? + 1;
-    let length = key[start..].iter().position(|byte| *byte == b'}')?;
-    if length == 0 {
-        return None;
-    }
-    Some(&key[start..start + length])
-}
-
 /// Discovers the servers of an address and publishes the current [`View`].
 pub(super) struct Topology {
     source: Source,
@@ -139,7 +130,7 @@ impl Topology {
         Ok(Self { source, logins, connect_timeout, view, refresh_requested: Notify::new() })
     }
 
-    /// Returns the credentials that change, which must be followed.
+    /// Returns the credentials that can change. [`Login::follow`] keeps them up to date.
     pub(super) fn logins(&self) -> &[Arc<Login>] {
         &self.logins
     }
@@ -149,7 +140,7 @@ impl Topology {
         self.view.subscribe()
     }
 
-    /// Returns the name of the kind of topology, for the log.
+    /// Returns the name of the topology: `server`, `sentinel`, `cluster` or `ring`.
     pub(super) fn name(&self) -> &'static str {
         match &self.source {
             Source::Cluster { .. } => "cluster",
@@ -241,7 +232,7 @@ pub(super) fn read_address(url: &str, settings: &Settings) {
 
 #[cfg(test)]
 mod tests {
-    use super::{back_off, hash_tag};
+    use super::back_off;
 
     /// A server that is down is retried soon, but not continuously.
     #[tokio::test(start_paused = true)]
@@ -251,20 +242,6 @@ mod tests {
             back_off(failures).await;
             let millis = started.elapsed().as_millis();
             assert!((min..=max + 1).contains(&millis), "{failures} failures: {millis} ms");
-        }
-    }
-
-    #[test]
-    fn the_hash_tag_is_the_one_that_redis_uses() {
-        for (key, expected) in [
-            ("{user1000}.following", Some("user1000")),
-            ("foo{}{bar}", None),
-            ("foo{{bar}}zap", Some("{bar")),
-            ("foo{bar}{zap}", Some("bar")),
-            ("foo{bar", None),
-            ("foo", None),
-        ] {
-            assert_eq!(hash_tag(key.as_bytes()), expected.map(str::as_bytes), "{key}");
         }
     }
 }

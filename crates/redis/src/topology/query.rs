@@ -19,7 +19,8 @@ use crate::{failure::Failure, tls_mismatch::TlsMismatch};
 /// Maximum number of servers that are queried concurrently.
 const MAX_CONCURRENT_QUERIES: usize = 5;
 
-/// A server's answer, with the epoch that it knows.
+/// A server's answer. `epoch` is the version of the topology that Redis counts (`cluster_current_epoch` or
+/// `config-epoch`), 0 if unknown.
 #[derive(Default)]
 pub(super) struct TopologyAnswer {
     epoch: u64,

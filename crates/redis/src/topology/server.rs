@@ -63,7 +63,8 @@ impl Server {
         Ok(Connected { connection, secret })
     }
 
-    /// Returns the command that logs in with other credentials, and these, if they have changed since `previous`.
+    /// Returns the command that logs in with the current credentials, and the credentials. Returns `None` if they equal
+    /// `previous` or cannot change.
     pub(crate) fn login_command(&self, previous: &Secret) -> Option<(redis::Cmd, Secret)> {
         let secret = self.login.as_ref()?.changed_since(previous)?;
         let (user, password) = split(&secret, self.info.redis_settings());
@@ -88,7 +89,7 @@ impl Server {
     }
 }
 
-/// Resolves this host in place of the name that a certificate must have.
+/// DNS resolver that resolves this host for any requested name, because the requested name is that of the certificate.
 struct HostOf(String);
 
 impl AsyncDNSResolver for HostOf {

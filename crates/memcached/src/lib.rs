@@ -1,0 +1,320 @@
+//! Counters in memcached, through [`Memcached`].
+//!
+//! ```text
+//! Memcached   one worker's access: sends each hit to its server and combines the answers
+//!   Node      its connection to one server, with health checks and a deadline; decides waiting requests in rounds
+//!   Round     the steps of the requests, between the reading and the writing of their counters
+//!   Commands  the commands of the meta protocol, and Reply
+//! Health      the state of the servers, for readiness, metrics and the log
+//! ```
+//!
+//! Steps use the clock of this instance, because memcached has none that a client can read. memcached expires the items.
+//! Several servers share the counters by rendezvous hashing ([`Ring`]), as a ring of Redis servers does.
+
+mod address;
+mod failure;
+mod key;
+mod node;
+mod protocol;
+mod round;
+mod settings;
+mod tls;
+
+pub use address::InvalidAddress;
+pub use failure::Failure;
+pub use settings::Settings;
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use futures_util::future::join_all;
+use sluicegate_algorithm::{Action, Micros};
+use sluicegate_deadline::within;
+use sluicegate_metrics::{Meter, WorkerId};
+use sluicegate_placement::{Ring, hash_tag};
+use sluicegate_store::{
+    CallMetrics, Charge, Counter, CounterStore, Hit, Servers, StepOutcomes, StoreError, health::Health, next_answer,
+};
+
+use self::{
+    address::Address,
+    key::key_of,
+    node::{Node, Server},
+    tls::Tls,
+};
+
+/// Metrics of the calls to memcached and of the state of its servers.
+pub struct Metrics {
+    calls: Arc<CallMetrics>,
+    health: Arc<Health<Failure>>,
+}
+
+impl Metrics {
+    /// Creates metrics at zero for `workers` workers.
+    #[must_use]
+    pub fn new(workers: usize) -> Arc<Self> {
+        Self::with_calls(CallMetrics::new(workers), workers)
+    }
+
+    /// Creates metrics that record calls in `calls`, and that are otherwise at zero for `workers` workers.
+    #[must_use]
+    pub fn with_calls(calls: Arc<CallMetrics>, workers: usize) -> Arc<Self> {
+        Arc::new(Self { calls, health: Health::new(workers) })
+    }
+
+    /// Registers the metrics of the servers with the meter.
+    pub fn observe(&self, meter: &dyn Meter) {
+        self.health.observe(meter);
+    }
+}
+
+/// Error returned when a memcached store cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// An invalid address.
+    #[error(transparent)]
+    Address(#[from] InvalidAddress),
+    /// A certificate or key that cannot be read.
+    #[error("cannot read the TLS certificate or key {path} of memcached")]
+    Certificate {
+        /// Path of the file.
+        path: String,
+        /// Error of the operating system, or the reason.
+        source: std::io::Error,
+    },
+    /// A name that no certificate can have.
+    #[error("memcached.tls.server_name {0:?} is not a host name or an IP address")]
+    ServerName(String),
+    /// Certificates that cannot be used.
+    #[error("the TLS certificates of memcached cannot be used")]
+    Tls(#[source] rustls::Error),
+}
+
+/// Location of a counter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Location {
+    /// Key of the item.
+    pub key: String,
+    /// Host and port of the server.
+    pub server: String,
+}
+
+/// Returns the location of the counter with this name, without connecting to memcached.
+///
+/// # Errors
+///
+/// Returns an error if the address is invalid.
+pub fn locate(url: &str, settings: &Settings, name: &str) -> Result<Location, InvalidAddress> {
+    let Address { servers, .. } = address::parse(url)?;
+    let ring = ring(&servers);
+    let index = server_index(&ring, name.as_bytes()).unwrap_or_default();
+    Ok(Location { key: key_of(&settings.key_prefix, name.as_bytes()), server: servers[index].clone() })
+}
+
+fn ring(servers: &[String]) -> Ring {
+    Ring::new(servers.iter().map(|name| (name.as_str(), 1)))
+}
+
+/// Returns the index of the server that has a counter.
+fn server_index(ring: &Ring, name: &[u8]) -> Option<usize> {
+    ring.node_of(hash_tag(name).unwrap_or(name))
+}
+
+/// Settings and state that the workers' connections share.
+pub struct Setup {
+    servers: Vec<Arc<Server>>,
+    ring: Arc<Ring>,
+    metrics: Arc<Metrics>,
+}
+
+impl Setup {
+    /// Parses the address of the store, and reads the certificates. Does not connect yet.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the address is invalid, or the certificates cannot be used.
+    pub fn new(url: &str, settings: &Settings, metrics: Arc<Metrics>) -> Result<Self, SetupError> {
+        let Address { servers: names, has_tls } = address::parse(url)?;
+        let tls = if has_tls { Some(Tls::new(&settings.tls)?) } else { None };
+        let ring = Arc::new(ring(&names));
+        let mut servers = Vec::with_capacity(names.len());
+        for name in names {
+            let health = Arc::clone(&metrics.health);
+            servers.push(Arc::new(Server { name: name.into(), tls: tls.clone(), settings: settings.clone(), health }));
+        }
+        Ok(Self { servers, ring, metrics })
+    }
+
+    /// Creates the store of one worker. Background tasks keep it connected until the current runtime ends.
+    #[must_use]
+    pub fn connect(&self, worker: WorkerId) -> Memcached {
+        let nodes = self.servers.iter().map(|server| Node::start(Arc::clone(server), worker)).collect();
+        Memcached { nodes, ring: Arc::clone(&self.ring), metrics: Arc::clone(&self.metrics), worker }
+    }
+}
+
+/// One worker's access to counters in memcached. Cheap to clone; clones share the connections.
+#[derive(Clone)]
+pub struct Memcached {
+    nodes: Arc<[Arc<Node>]>,
+    ring: Arc<Ring>,
+    metrics: Arc<Metrics>,
+    worker: WorkerId,
+}
+
+/// The hits of a request on one server.
+struct Part {
+    node: Arc<Node>,
+    /// Indexes of the hits in the request.
+    indexes: Vec<usize>,
+    hits: Vec<Hit>,
+}
+
+impl Memcached {
+    /// Waits until every server is connected, at most for `max_wait`, and returns whether that succeeded.
+    pub async fn wait_until_up(&self, max_wait: Duration) -> bool {
+        let all_up = join_all(self.nodes.iter().map(|node| node.wait_until_up()));
+        within(max_wait, all_up).await.is_ok()
+    }
+
+    fn node_of(&self, name: &[u8]) -> Option<&Arc<Node>> {
+        self.nodes.get(server_index(&self.ring, name)?)
+    }
+
+    /// Divides the hits of a request by server.
+    fn parts(&self, hits: &[Hit<&Counter>]) -> Vec<Part> {
+        let mut parts: Vec<Part> = Vec::new();
+        for (index, hit) in hits.iter().enumerate() {
+            let Some(node) = self.node_of(&hit.counter.name) else {
+                continue;
+            };
+            match parts.iter_mut().find(|part| Arc::ptr_eq(&part.node, node)) {
+                Some(part) => {
+                    part.indexes.push(index);
+                    part.hits.push(hit.to_owned());
+                }
+                None => {
+                    parts.push(Part { node: Arc::clone(node), indexes: vec![index], hits: vec![hit.to_owned()] });
+                }
+            }
+        }
+        parts
+    }
+
+    async fn steps(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
+        let parts = self.parts(hits);
+        if charge == Charge::All && parts.len() > 1 {
+            // A caller that disconnects has no effect on the other parts.
+            let task = tokio::spawn(self.clone().take_all_or_none(parts, hits.len(), now));
+            return task.await.unwrap_or_else(|_| failed(hits.len(), StoreError::Unavailable));
+        }
+        let calls = parts.iter().map(|part| part.node.steps(part.hits.clone(), charge, now));
+        combine(&parts, join_all(calls).await, hits.len())
+    }
+
+    /// Takes the hits of the parts, and rolls them back if one part is denied.
+    async fn take_all_or_none(self, parts: Vec<Part>, hit_count: usize, now: Micros) -> StepOutcomes {
+        let calls = parts.iter().map(|part| part.node.steps(part.hits.clone(), Charge::All, now));
+        let mut answers = join_all(calls).await;
+        let denials: Vec<bool> = parts.iter().zip(&answers).map(|(part, answers)| part.is_denied_by(answers)).collect();
+        if !denials.contains(&true) {
+            return combine(&parts, answers, hit_count);
+        }
+        let mut rollbacks = Vec::new();
+        for ((part, answers), is_denied) in parts.iter().zip(&mut answers).zip(denials) {
+            if !is_denied {
+                rollbacks.push(self.roll_back(part, answers, now));
+            }
+        }
+        join_all(rollbacks).await;
+        combine(&parts, answers, hit_count)
+    }
+
+    /// Rolls back the takes of a part. The answers become those of a peek.
+    async fn roll_back(&self, part: &Part, answers: &mut StepOutcomes, now: Micros) {
+        for (hit, answer) in part.hits.iter().zip(answers) {
+            let Ok(step) = answer else {
+                continue;
+            };
+            if step.action != Action::Take || !(step.allowed || hit.counter.program.counts_denied()) {
+                continue;
+            }
+            let rollback = Hit { action: Action::RollBack(step.at), ..hit.clone() };
+            let mut results = part.node.steps(vec![rollback], Charge::Each, now).await.into_iter();
+            match next_answer(&mut results) {
+                Ok(step) => *answer = Ok(step),
+                Err(_) => self.metrics.health.rollback_failed(self.worker),
+            }
+        }
+    }
+}
+
+impl Part {
+    /// Returns whether these answers prevent the takes of the request.
+    fn is_denied_by(&self, answers: &StepOutcomes) -> bool {
+        self.hits.iter().zip(answers).any(|(hit, answer)| match answer {
+            Ok(step) => hit.blocks.on_denial() && !step.allowed,
+            Err(_) => hit.blocks.on_error(),
+        })
+    }
+}
+
+/// Combines the answers of parts in the order of the request's hits.
+fn combine(parts: &[Part], answers: Vec<StepOutcomes>, hit_count: usize) -> StepOutcomes {
+    let mut combined = failed(hit_count, StoreError::Unavailable);
+    for (part, answers) in parts.iter().zip(answers) {
+        for (index, answer) in part.indexes.iter().zip(answers) {
+            combined[*index] = answer;
+        }
+    }
+    combined
+}
+
+fn failed(hit_count: usize, error: StoreError) -> StepOutcomes {
+    (0..hit_count).map(|_| Err(error)).collect()
+}
+
+impl Servers for Memcached {
+    fn software(&self) -> &'static str {
+        "memcached"
+    }
+
+    fn topology(&self) -> &'static str {
+        "memcached"
+    }
+
+    fn servers(&self) -> Vec<(Arc<str>, bool)> {
+        self.metrics.health.servers()
+    }
+
+    fn key_prefix(&self) -> &str {
+        match self.nodes.first() {
+            Some(node) => node.key_prefix(),
+            None => "",
+        }
+    }
+
+    fn server_of(&self, name: &[u8], _: bool) -> Option<Arc<str>> {
+        self.node_of(name).map(|node| Arc::clone(node.name()))
+    }
+}
+
+impl CounterStore for Memcached {
+    /// Runs the steps in one exchange with each server if they only count in fixed windows, or else in two.
+    async fn step(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
+        let started = Instant::now();
+        let outcomes = self.steps(hits, charge, now).await;
+        match outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
+            None => self.metrics.calls.record_latency(self.worker, started.elapsed()),
+            Some(error) => self.metrics.calls.count_error(self.worker, *error),
+        }
+        outcomes
+    }
+
+    async fn delete(&self, name: &[u8], _: bool) -> Result<bool, StoreError> {
+        let node = self.node_of(name).ok_or(StoreError::Unavailable)?;
+        node.delete(name).await
+    }
+}
