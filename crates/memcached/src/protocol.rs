@@ -16,6 +16,11 @@ const MAX_LINE_BYTES: u64 = 2_048;
 const MAX_VALUE_BYTES: usize = 8 << 20;
 /// Longest relative lifetime in seconds. A larger number is a time since the Unix epoch.
 const MAX_RELATIVE_TTL: u64 = 30 * 24 * 60 * 60;
+/// Latest time at which an item can expire, in seconds since the Unix epoch: in January 2038. Later times are negative
+/// numbers of 32 bits, with which an item expires immediately.
+const LATEST_EXPIRY: u64 = i32::MAX as u64;
+/// The lifetime of an item that does not expire.
+const UNLIMITED: u64 = 0;
 
 /// Commands that are sent together. The server answers them in this order.
 #[derive(Default)]
@@ -37,7 +42,11 @@ impl Ttl {
     /// Returns the number that the protocol has for this lifetime.
     fn number(self) -> u64 {
         let secs = self.secs.max(1);
-        if secs > MAX_RELATIVE_TTL { self.now_secs.saturating_add(secs) } else { secs }
+        if secs <= MAX_RELATIVE_TTL {
+            return secs;
+        }
+        let expiry = self.now_secs.saturating_add(secs);
+        if expiry <= LATEST_EXPIRY { expiry } else { UNLIMITED }
     }
 }
 
@@ -195,11 +204,11 @@ mod tests {
         commands.add_increment("a", 2, 10, ttl(60));
         commands.add_store("a", b"\r\n", None, ttl(0));
         commands.add_store("a", b"xyz", Some(7), ttl(MAX_RELATIVE_TTL + 1));
+        commands.add_store("a", b"", Some(8), ttl(1_147_483_648));
         commands.add_delete("a");
-        let expected =
-            "mn\r\nmg a c v\r\nma a c v D2 J10 N60\r\nms a 2 ME T1\r\n\r\n\r\nms a 3 C7 T1002592001\r\nxyz\r\nmd a\r\n";
+        let expected = "mn\r\nmg a c v\r\nma a c v D2 J10 N60\r\nms a 2 ME T1\r\n\r\n\r\nms a 3 C7 T1002592001\r\nxyz\r\nms a 0 C8 T0\r\n\r\nmd a\r\n";
         assert_eq!(str::from_utf8(commands.bytes()).unwrap(), expected);
-        assert_eq!(commands.count(), 6);
+        assert_eq!(commands.count(), 7);
     }
 
     #[tokio::test]
