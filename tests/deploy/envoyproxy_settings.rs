@@ -229,7 +229,7 @@ fn migrate_prints_equivalent_settings() {
         String::from_utf8(output.stdout).unwrap()
     };
     let migrated = text(command().args(["migrate", "--from-env"]));
-    assert!(migrated.starts_with("# MEMCACHE_SRV has no effect: counters are stored in Redis"), "{migrated}");
+    assert!(migrated.starts_with("# MEMCACHE_SRV has no effect: MEMCACHE_HOST_PORT lists the servers"), "{migrated}");
     let file = folder.path().join("settings.toml");
     fs::write(&file, migrated).unwrap();
     let from_file = text(command().args(["--print-settings", "--config", file.to_str().unwrap()]));

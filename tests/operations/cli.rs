@@ -233,7 +233,8 @@ fn errors_at_the_start_are_understandable_messages() {
 }
 
 /// Settings without a default.
-const UNSET: [&str; 27] = [
+const UNSET: [&str; 28] = [
+    "memcached.tls.server_name",
     "console.grafana_url",
     "rules.xds.server",
     "rules.xds.node_metadata",

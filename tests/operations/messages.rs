@@ -252,7 +252,7 @@ fn filters_with_unknown_names_are_errors() {
         (&["rules", "shopp"][..], "there is no domain \"shopp\" with rules; did you mean \"shop\"?"),
         (&["top", "--domain", "shopp"], "there is no domain \"shopp\" with rules; did you mean \"shop\"?"),
         (&["top", "--last", "2d"], "entities are kept for one hour"),
-        (&["top", "--last", "500ms"], "at least a second"),
+        (&["top", "--last", "500ms"], "from 1s to 1h"),
         (&["inspect", "shop", "user=bob", "--hits", "0"], "0 is not in 1.."),
         (&["limit", "set", "shop", "user=*", "5/day"], "a star is no wildcard in an override"),
         (&["top", "--rule", "peruser"], "no domain has a rule \"peruser\"; did you mean \"per_user\"?"),

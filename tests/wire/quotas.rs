@@ -173,7 +173,8 @@ async fn a_stream_with_invalid_reports_ends_with_a_status() {
     let folder = rules(&[("d.yaml", RULES)]);
     let server = Server::start(folder.path(), "memory");
     let long = "x".repeat(1_025);
-    for (domain, usages, text) in [("", vec![("user", "a", 1, 0)], "domain"), (&*long, vec![], "1024 bytes")] {
+    for (domain, usages, text) in [("", vec![("user", "a", 1, 0)], "domain"), (&*long, vec![], "max_text_bytes (1024)")]
+    {
         let mut caller = Caller::connect(&server).await;
         caller.send(domain, &usages).await;
         let status = caller.receive().await.unwrap_err();
