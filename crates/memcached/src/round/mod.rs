@@ -163,11 +163,13 @@ impl Request {
                     *failed_rollbacks += u64::from(matches!(pending.action, Action::RollBack(_)));
                     pending.outcome = Some(Err(StoreError::Rejected));
                 }
-                Some(Ok(step)) if step.action == Action::Take && !gives_up => {
-                    if step.allowed || pending.hit.counter.program.counts_denied() {
-                        pending.action = Action::RollBack(step.at);
-                        pending.outcome = None;
-                    }
+                Some(Ok(step))
+                    if step.action == Action::Take
+                        && !gives_up
+                        && (step.allowed || pending.hit.counter.program.counts_denied()) =>
+                {
+                    pending.action = Action::RollBack(step.at);
+                    pending.outcome = None;
                 }
                 _ => {}
             }
