@@ -135,7 +135,7 @@ fn a_limit_that_cannot_be_divided_is_logged_once_for_each_rule() {
         for text in ["slots=a", "slots=b", "queue=a", "user=a", "slots=a"] {
             quota(&mut session, text, 1, 0);
         }
-        log.text().matches("by on_error").count()
+        log.text().matches("so on_error decides").count()
     };
     assert_eq!(count(), 2);
     assert!(log.text().contains("\"concurrency\"") && log.text().contains("\"queue\""), "{}", log.text());

@@ -231,9 +231,9 @@ fn memcached_is_configured_by_its_variables() {
     assert_eq!((files, tls.verify_name), (["/cert", "/key", "/ca"], false));
     assert_eq!(settings.warnings, [""; 0]);
     for (variables, expected) in [
-        (&[backend][..], "MEMCACHE_HOST_PORT must list the servers"),
-        (&[backend, ("MEMCACHE_SRV", "_memcache._tcp.x")], "MEMCACHE_SRV is not supported: list the servers"),
-        (&[backend, ("MEMCACHE_HOST_PORT", "a"), ("MEMCACHE_TLS", "yes")], "MEMCACHE_TLS is not a boolean"),
+        (&[backend][..], "must list the servers"),
+        (&[backend, ("MEMCACHE_SRV", "_memcache._tcp.x")], "is not supported: list the servers"),
+        (&[backend, ("MEMCACHE_HOST_PORT", "a"), ("MEMCACHE_TLS", "yes")], "MEMCACHE_TLS=\"yes\" is not a boolean"),
     ] {
         let error = read(variables).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
