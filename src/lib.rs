@@ -16,7 +16,7 @@
 //!      engine ─────▶ rules       limits that apply, from an immutable snapshot that is read without a lock
 //!         │
 //!         ▼
-//!       store        counters in memory or in Redis, changed atomically; leases, deny cache and eventual counters
+//!       store        counters in memory, in Redis or in memcached, changed atomically; leases, deny cache and eventual counters
 //!         │
 //!         ▼
 //!     algorithm      arithmetic on a few bytes of state, executed while the counter is locked

@@ -42,7 +42,7 @@ const SERVE_EXAMPLES: &str = "Examples:
   sluicegate serve --rules rules --store redis://redis:6379
   sluicegate serve --config sluicegate.toml --print-settings";
 
-/// Rate limit service for Envoy, with counters in memory or in Redis
+/// Rate limit service for Envoy, with counters in memory, in Redis or in memcached
 #[derive(Debug, Parser)]
 #[command(version, args_conflicts_with_subcommands = true, after_help = EXAMPLES)]
 struct Cli {
@@ -108,7 +108,7 @@ struct ServeArgs {
     #[arg(long, value_name = "ADDR", value_parser = settings::listen_address)]
     http_addr: Option<SocketAddr>,
     /// Store of the counters: memory, redis://…, redis+sentinel://…, redis+cluster://…, redis+ring://… (rediss…
-    /// for TLS) or redis+unix://… [default: memory]
+    /// for TLS), redis+unix://… or memcached://… (memcacheds://… for TLS) [default: memory]
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
     /// Settings file in TOML or YAML; environment variables (`SLUICEGATE__GRPC__ADDR`) and flags override it

@@ -158,7 +158,7 @@ pub enum Failure {
     },
 }
 
-/// Returns the message of a status and of all its causes.
+/// Returns the message of a status and those of its causes.
 pub(crate) fn full_message(status: &tonic::Status) -> String {
     let mut text = status.message().to_owned();
     let mut cause = std::error::Error::source(status);
@@ -255,14 +255,14 @@ impl Verdict {
         self.limits().filter(|status| status.limit.is_some()).map(|status| status.remaining).min()
     }
 
-    /// Returns the longest retry-after of all denied statuses: the time until all of these limits would allow the
+    /// Returns the longest retry-after of the denied statuses: the time until each of their limits would allow the
     /// request. Returns `None` if no status is denied, or if no time is known.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.limits().filter(|status| !status.allowed).filter_map(|status| status.retry_after).max()
     }
 
-    /// Returns how long an allowed request must wait before it continues: the longest delay of all limits that shape
+    /// Returns how long an allowed request must wait before it continues: the longest delay of the limits that shape
     /// traffic.
     #[must_use]
     pub fn delay(&self) -> Duration {

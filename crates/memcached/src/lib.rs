@@ -32,10 +32,10 @@ use std::{
 use futures_util::future::join_all;
 use sluicegate_algorithm::{Action, Micros};
 use sluicegate_deadline::within;
-use sluicegate_metrics::{Meter, WorkerId};
+use sluicegate_metrics::WorkerId;
 use sluicegate_placement::{Ring, hash_tag};
 use sluicegate_store::{
-    CallMetrics, Charge, Counter, CounterStore, Hit, Servers, StepOutcomes, StoreError, health::Health, next_answer,
+    Charge, Counter, CounterStore, Hit, ServerMetrics, Servers, StepOutcomes, StoreError, next_answer,
 };
 
 use self::{
@@ -46,29 +46,7 @@ use self::{
 };
 
 /// Metrics of the calls to memcached and of the state of its servers.
-pub struct Metrics {
-    calls: Arc<CallMetrics>,
-    health: Arc<Health<Failure>>,
-}
-
-impl Metrics {
-    /// Creates metrics at zero for `workers` workers.
-    #[must_use]
-    pub fn new(workers: usize) -> Arc<Self> {
-        Self::with_calls(CallMetrics::new(workers), workers)
-    }
-
-    /// Creates metrics that record calls in `calls`, and that are otherwise at zero for `workers` workers.
-    #[must_use]
-    pub fn with_calls(calls: Arc<CallMetrics>, workers: usize) -> Arc<Self> {
-        Arc::new(Self { calls, health: Health::new(workers) })
-    }
-
-    /// Registers the metrics of the servers with the meter.
-    pub fn observe(&self, meter: &dyn Meter) {
-        self.health.observe(meter);
-    }
-}
+pub type Metrics = ServerMetrics<Failure>;
 
 /// Error returned when a memcached store cannot be set up.
 #[derive(Debug, thiserror::Error)]
@@ -141,7 +119,7 @@ impl Setup {
         let ring = Arc::new(ring(&names));
         let mut servers = Vec::with_capacity(names.len());
         for name in names {
-            let health = Arc::clone(&metrics.health);
+            let health = Arc::clone(metrics.health());
             servers.push(Arc::new(Server { name: name.into(), tls: tls.clone(), settings: settings.clone(), health }));
         }
         Ok(Self { servers, ring, metrics })
@@ -245,7 +223,7 @@ impl Memcached {
             let mut results = part.node.steps(vec![rollback], Charge::Each, now).await.into_iter();
             match next_answer(&mut results) {
                 Ok(step) => *answer = Ok(step),
-                Err(_) => self.metrics.health.rollback_failed(self.worker),
+                Err(_) => self.metrics.health().rollback_failed(self.worker),
             }
         }
     }
@@ -254,10 +232,7 @@ impl Memcached {
 impl Part {
     /// Returns whether these answers prevent the takes of the request.
     fn is_denied_by(&self, answers: &StepOutcomes) -> bool {
-        self.hits.iter().zip(answers).any(|(hit, answer)| match answer {
-            Ok(step) => hit.blocks.on_denial() && !step.allowed,
-            Err(_) => hit.blocks.on_error(),
-        })
+        self.hits.iter().zip(answers).any(|(hit, answer)| hit.blocks.prevents(answer, |step| step.allowed))
     }
 }
 
@@ -286,7 +261,7 @@ impl Servers for Memcached {
     }
 
     fn servers(&self) -> Vec<(Arc<str>, bool)> {
-        self.metrics.health.servers()
+        self.metrics.health().servers()
     }
 
     fn key_prefix(&self) -> &str {
@@ -307,8 +282,8 @@ impl CounterStore for Memcached {
         let started = Instant::now();
         let outcomes = self.steps(hits, charge, now).await;
         match outcomes.iter().find_map(|outcome| outcome.as_ref().err()) {
-            None => self.metrics.calls.record_latency(self.worker, started.elapsed()),
-            Some(error) => self.metrics.calls.count_error(self.worker, *error),
+            None => self.metrics.calls().record_latency(self.worker, started.elapsed()),
+            Some(error) => self.metrics.calls().count_error(self.worker, *error),
         }
         outcomes
     }

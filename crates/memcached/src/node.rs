@@ -15,7 +15,10 @@ use parking_lot::Mutex;
 use sluicegate_algorithm::Micros;
 use sluicegate_deadline::within;
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::{Charge, Hit, StepOutcomes, StoreError, health::Health};
+use sluicegate_store::{
+    Charge, Hit, StepOutcomes, StoreError,
+    health::{Health, reconnect_pause},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader, ReadHalf, WriteHalf, split},
     net::TcpStream,
@@ -34,8 +37,8 @@ use super::{
     tls::Tls,
 };
 
-/// Maximum number of new requests in a round, so that one round ends within the deadline of a call.
-const MAX_NEW_REQUESTS: usize = 1_024;
+/// Number of hits up to which a round accepts new requests, so that it ends within the deadline of a call.
+const MAX_NEW_HITS: usize = 1_024;
 /// Interval between checks of an idle connection.
 const PING_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -169,7 +172,7 @@ impl Node {
                     self.server.health.count_failure(self.worker, failure);
                     self.server.health.log_connect_failure(&self.server.name, failure, &error.to_string());
                     failures += 1;
-                    back_off(failures).await;
+                    sleep(reconnect_pause(failures)).await;
                 }
             }
         }
@@ -343,7 +346,16 @@ impl Node {
 impl Queue {
     /// Removes the calls of the next round.
     fn take(&mut self) -> Self {
-        let later = self.requests.split_off(self.requests.len().min(MAX_NEW_REQUESTS));
+        let mut hits = 0;
+        let mut count = 0;
+        for request in &self.requests {
+            if hits >= MAX_NEW_HITS {
+                break;
+            }
+            hits += request.hits();
+            count += 1;
+        }
+        let later = self.requests.split_off(count);
         let requests = mem::replace(&mut self.requests, later);
         Self { requests, deletions: mem::take(&mut self.deletions) }
     }
@@ -353,8 +365,23 @@ impl Queue {
     }
 }
 
-/// Sleeps for a random time that grows with the number of failures, up to 300 ms.
-async fn back_off(failures: u32) {
-    let pause = Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3));
-    sleep(pause.mul_f64(0.5 + rand::random::<f64>())).await;
+#[cfg(test)]
+mod tests {
+    use sluicegate_algorithm::fixed_window::FixedWindow;
+    use sluicegate_store::Counter;
+
+    use super::*;
+
+    /// A caller that sends many descriptors does not make one round last longer.
+    #[test]
+    fn a_round_has_a_bounded_number_of_hits() {
+        let hits = vec![Hit::take(Counter::new(b"k", FixedWindow::DENY_ALL), 1); 100];
+        let mut queue = Queue::default();
+        for _ in 0..25 {
+            queue.requests.push(Request::new(hits.clone(), Charge::Each, Micros::ZERO, oneshot::channel().0));
+        }
+        let rounds = [queue.take(), queue.take(), queue.take(), queue.take()].map(|round| round.requests.len());
+        assert_eq!(rounds, [11, 11, 3, 0]);
+        assert!(queue.is_empty());
+    }
 }

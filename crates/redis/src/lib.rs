@@ -26,7 +26,6 @@ mod failure;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod login;
-mod metrics;
 mod multi_node;
 mod node;
 mod overrides;
@@ -38,7 +37,6 @@ mod tls_mismatch;
 pub mod topology;
 
 pub use activity::SharedActivity;
-pub use metrics::Metrics;
 pub use redact::redact;
 pub use settings::{RingNode, SentinelSettings, Settings};
 pub use sluicegate_store::TlsSettings;
@@ -51,12 +49,16 @@ use std::{
 use futures_util::{FutureExt, future::join_all};
 use sluicegate_algorithm::Micros;
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::{Charge, Counter, CounterStore, Hit, Servers, StepOutcomes, StoreError, TimeSource, health};
+use sluicegate_store::{
+    Charge, Counter, CounterStore, Hit, ServerMetrics, Servers, StepOutcomes, StoreError, TimeSource, health,
+};
 
 use self::{combined_script::CombinedScript, failure::Failure, pool::Pool, topology::Topology};
 
 /// The state of the Redis servers.
 pub type Health = health::Health<Failure>;
+/// Metrics of the calls to Redis and of the state of its servers.
+pub type Metrics = ServerMetrics<Failure>;
 
 /// Error returned when a Redis store cannot be set up.
 #[derive(Debug, thiserror::Error)]

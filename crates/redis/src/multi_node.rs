@@ -223,7 +223,8 @@ impl Redis {
             Ok(_) | Err(CallError::Redirected(_)) => misplaced = true,
             Err(CallError::Failed(error)) => answers = part_hits.iter().map(|_| Err(error)).collect(),
         }
-        let denied = part_hits.iter().zip(&answers).any(|(hit, answer)| denies_request(hit, answer));
+        let denied =
+            part_hits.iter().zip(&answers).any(|(hit, answer)| hit.blocks.prevents(answer, |step| step.allowed));
         outcome.send_modify(|outcome| {
             outcome.pending_parts -= 1;
             outcome.denied |= denied || misplaced;
@@ -350,14 +351,6 @@ fn is_denied_without_server(hits: &[Hit<&Counter>], parts: &[CallPart]) -> bool 
         }
     }
     false
-}
-
-/// Returns whether the answer to a hit prevents the takes of its request.
-fn denies_request(hit: &Hit<&Counter>, answer: &HitResult) -> bool {
-    match answer {
-        Ok(step) => hit.blocks.on_denial() && !step.allowed,
-        Err(_) => hit.blocks.on_error(),
-    }
 }
 
 /// Converts the step of a hit with this action. A step without a decision is an error.

@@ -24,7 +24,7 @@ use arc_swap::ArcSwapOption;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use sluicegate_deadline::within;
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::StoreError;
+use sluicegate_store::{StoreError, health::reconnect_pause};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -35,7 +35,7 @@ use super::{
     failure::{Failure, HealthEffect},
     login::Secret,
     tls_mismatch::TlsMismatch,
-    topology::{Connected, Server, back_off},
+    topology::{Connected, Server},
 };
 
 /// Interval between checks of an idle connection.
@@ -291,7 +291,7 @@ impl Node {
                     self.report_connect_failure(failure, mismatch, &error);
                     self.deployment.topology.request_refresh();
                     failures += 1;
-                    back_off(failures).await;
+                    tokio::time::sleep(reconnect_pause(failures)).await;
                 }
             }
         }

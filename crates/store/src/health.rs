@@ -14,6 +14,18 @@ use sluicegate_metrics::{Counter, Instrument, Label, LogThrottle, Meter, Registr
 /// Minimum time between two log messages about outages of one server.
 const MIN_LOG_INTERVAL: Duration = Duration::from_secs(10);
 
+/// Returns a random time from 0.5 to 1.5 times `pause`, so that instances that lose the same server do not call it in step.
+#[must_use]
+pub fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(0.5 + rand::random::<f64>())
+}
+
+/// Returns the random time before the next attempt to connect. It grows with the number of failures, up to 300 ms.
+#[must_use]
+pub fn reconnect_pause(failures: u32) -> Duration {
+    jittered(Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3)))
+}
+
 /// A kind of failure of a server.
 pub trait FailureKind: Copy + PartialEq + Send + Sync + 'static {
     /// All kinds.
@@ -262,6 +274,15 @@ mod tests {
 
         fn needs_operator(self) -> bool {
             self == Self::NoAuth
+        }
+    }
+
+    /// A server that is down is retried soon, but not continuously.
+    #[test]
+    fn pauses_between_attempts_grow_with_failures() {
+        for (failures, min, max) in [(0, 12, 38), (1, 25, 75), (2, 50, 150), (3, 100, 300), (9, 100, 300)] {
+            let millis = reconnect_pause(failures).as_millis();
+            assert!((min..=max).contains(&millis), "{failures} failures: {millis} ms");
         }
     }
 

@@ -78,6 +78,15 @@ impl Blocks {
     pub fn on_error(self) -> bool {
         self == Self::OnDenialOrError
     }
+
+    /// Returns whether an answer to the hit prevents every take. `is_allowed` returns whether the answer allows it.
+    #[must_use]
+    pub fn prevents<T>(self, answer: &Result<T, StoreError>, is_allowed: impl FnOnce(&T) -> bool) -> bool {
+        match answer {
+            Ok(answer) => self.on_denial() && !is_allowed(answer),
+            Err(_) => self.on_error(),
+        }
+    }
 }
 
 /// Whether a request's hits are charged if one of them is denied.
@@ -107,10 +116,7 @@ impl<C> Hit<C> {
     /// Returns `true` if this decision about the hit prevents every take of the request under [`Charge::All`].
     #[must_use]
     pub fn is_denied_by(&self, answer: &Result<HitDecision, StoreError>) -> bool {
-        match answer {
-            Ok(answer) => self.blocks.on_denial() && !answer.decision.allowed,
-            Err(_) => self.blocks.on_error(),
-        }
+        self.blocks.prevents(answer, |answer| answer.decision.allowed)
     }
 }
 

@@ -7,6 +7,7 @@ pub mod identity;
 pub mod memory;
 pub mod overrides;
 pub mod pending;
+mod server_metrics;
 mod time_source;
 mod tls;
 
@@ -16,6 +17,7 @@ pub use hit::{
     next_answer, only_answer,
 };
 pub use memory::Memory;
+pub use server_metrics::ServerMetrics;
 pub use time_source::TimeSource;
 pub use tls::TlsSettings;
 

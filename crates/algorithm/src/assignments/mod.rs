@@ -110,7 +110,7 @@ impl Assignments {
     /// Time before the end of an assignment in which its share can be reduced.
     pub const REDUCTION_TIME: Micros = Micros::from_secs(5);
 
-    /// Divisor for the headroom: a share exceeds its caller's demand by at most a quarter, from what no caller demands.
+    /// Divisor for the headroom: a share exceeds its caller's demand by at most a quarter, if no caller demands it.
     const HEADROOM_DIVISOR: u64 = 4;
     /// Divisor for the minimum demand: the minimum demands of all callers add up to the 64th part of the limit.
     const IDLE_DIVISOR: u64 = 64;
@@ -121,7 +121,7 @@ impl Assignments {
         Self { ttl: ttl.min(Self::MAX_TTL), caller: 0, held: 0 }
     }
 
-    /// Sets the caller, of whom the lowest 40 bits count.
+    /// Sets the caller, of which the lowest 40 bits are used.
     #[must_use]
     pub fn with_caller(self, caller: u64) -> Self {
         Self { caller: caller & ((1 << (8 * CALLER_BYTES)) - 1), ..self }
@@ -182,8 +182,8 @@ impl Assignments {
     }
 
     /// Returns the next share of a caller, in millionths of the limit. `fair` is the share of a caller with an unmet
-    /// demand, `spare` each caller's part of what no caller demands, `current` the caller's share until now, and `free`
-    /// what is not assigned to others.
+    /// demand, `spare` each caller's part of the share that no caller demands, `current` the caller's share until now, and
+    /// `free` the share that is not assigned to others.
     ///
     /// A share close to its target is not changed, because other callers can use a reduced share only later.
     fn share(demand: u64, fair: u64, spare: u64, current: u64, free: u64) -> u64 {

@@ -25,8 +25,8 @@ use super::{
     protocol::{Commands, Reply, Ttl},
 };
 
-/// Maximum cost that is added to the number of a fixed window without reading it first. The largest count is 5,000 times
-/// as large, so that hits which arrive together cannot exceed the digits of the count.
+/// Maximum cost that one round adds to the number of a fixed window without reading it first. The largest count has half of
+/// its digits' range, which is 5,000 times as large, so that additions of many workers at the same time do not exceed it.
 const MAX_INCREMENT: u64 = 1_000_000;
 /// Maximum number of rounds for rolling back the hits of a denied request.
 const MAX_ROLLBACK_ROUNDS: u32 = 100;
@@ -57,6 +57,11 @@ struct PendingHit {
 }
 
 impl Request {
+    /// Returns the number of hits.
+    pub(crate) fn hits(&self) -> usize {
+        self.hits.len()
+    }
+
     pub(crate) fn new(hits: Vec<Hit>, charge: Charge, now: Micros, answer: oneshot::Sender<StepOutcomes>) -> Self {
         let hits = hits
             .into_iter()
@@ -100,11 +105,8 @@ impl Request {
             if pending.outcome.is_some() {
                 continue;
             }
-            let prevents = match counters[pending.counter].peek(&pending.hit, self.now) {
-                Ok(allowed) => pending.hit.blocks.on_denial() && !allowed,
-                Err(_) => pending.hit.blocks.on_error(),
-            };
-            if prevents {
+            let answer = counters[pending.counter].peek(&pending.hit, self.now);
+            if pending.hit.blocks.prevents(&answer, |is_allowed| *is_allowed) {
                 return true;
             }
         }
@@ -232,13 +234,14 @@ impl Increment {
         Self { cost: hit.cost, initial: number_of(&state), ttl: ttl(program.expires(&state, now), now), sum: 0 }
     }
 
-    /// Returns both additions in one, or `None` if they are of different windows.
+    /// Returns both additions in one, or `None` if they are of different windows or more than [`MAX_INCREMENT`].
     fn plus(self, other: Self) -> Option<Self> {
         let is_same_window = self.initial - self.cost == other.initial - other.cost;
-        if !is_same_window {
+        let cost = self.cost + other.cost;
+        if !is_same_window || cost > MAX_INCREMENT {
             return None;
         }
-        Some(Self { cost: self.cost + other.cost, initial: self.initial + other.cost, ..self })
+        Some(Self { cost, initial: self.initial + other.cost, ..self })
     }
 }
 
@@ -382,7 +385,7 @@ impl Round {
                     None => Some(next),
                     Some(former) => former.plus(next),
                 };
-                // Hits of two windows cannot be added up.
+                // These hits cannot be added up.
                 is_read[pending.counter] = item.increment.is_none();
             }
         }

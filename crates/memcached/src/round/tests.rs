@@ -192,6 +192,18 @@ fn hits_of_two_windows_are_not_added_up() {
     }
 }
 
+/// Otherwise the costs of many hits could reach the digits of the window, in which the count would begin again.
+#[test]
+fn large_costs_are_added_after_the_number_was_read() {
+    let mut items = Items::default();
+    let hits = [take("w", window(u64::from(u32::MAX), true), MAX_INCREMENT)];
+    let requests: Vec<_> = (0..20_000).map(|_| request(&hits, Charge::Each, at(0)).0).collect();
+    let round = Round::new(requests, "");
+    assert!(str::from_utf8(round.reads().bytes()).unwrap().starts_with("mg "));
+    items.run(round.requests, |_, _| {});
+    assert!(items.text("w").ends_with("4999999999"), "{}", items.text("w"));
+}
+
 /// Another instance begins the same window between the two commands of this one.
 #[test]
 fn two_first_hits_of_a_window_are_both_counted() {

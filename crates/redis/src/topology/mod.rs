@@ -14,14 +14,14 @@ use std::{sync::Arc, time::Duration};
 use sluicegate_placement::{Ring, hash_tag};
 use tokio::{
     sync::{Notify, watch},
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep_until, timeout},
 };
 
 #[cfg(any(test, feature = "fuzz"))]
 pub(super) use self::query::read_any;
 pub(super) use self::server::{Connected, Server};
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::health::FailureKind;
+use sluicegate_store::health::{FailureKind, jittered};
 
 use self::{
     address::{Address, Source},
@@ -210,38 +210,10 @@ impl Topology {
     }
 }
 
-/// Returns a random duration from 0.5 to 1.5 times `pause`, so that instances that lose the same server do not query in
-/// step.
-pub(super) fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(0.5 + rand::random::<f64>())
-}
-
-/// Sleeps for a random time that grows with the number of failures, up to 300 ms.
-pub(super) async fn back_off(failures: u32) {
-    let pause = Duration::from_millis(25) * 2_u32.saturating_pow(failures.min(3));
-    sleep(jittered(pause)).await;
-}
-
 /// Parses the address of a store, for a fuzz target.
 #[cfg(any(test, feature = "fuzz"))]
 pub(super) fn read_address(url: &str, settings: &Settings) {
     if let Ok(Address { source, view, .. }) = address::parse(url, settings) {
         assert_eq!(view.servers.is_empty(), !matches!(source, Source::Fixed), "{url}");
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::back_off;
-
-    /// A server that is down is retried soon, but not continuously.
-    #[tokio::test(start_paused = true)]
-    async fn pauses_between_attempts_grow_with_failures() {
-        for (failures, min, max) in [(0, 12, 38), (1, 25, 75), (2, 50, 150), (3, 100, 300), (9, 100, 300)] {
-            let started = tokio::time::Instant::now();
-            back_off(failures).await;
-            let millis = started.elapsed().as_millis();
-            assert!((min..=max + 1).contains(&millis), "{failures} failures: {millis} ms");
-        }
     }
 }

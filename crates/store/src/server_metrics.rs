@@ -1,19 +1,21 @@
-//! [`Metrics`]: latency and errors of calls to Redis, and the state of its servers.
+//! [`ServerMetrics`]: calls to the servers of a store, and the state of the servers.
 
 use std::sync::Arc;
 
 use sluicegate_metrics::Meter;
-use sluicegate_store::CallMetrics;
 
-use super::Health;
+use super::{
+    CallMetrics,
+    health::{FailureKind, Health},
+};
 
-/// Metrics of the calls to Redis and of the state of its servers.
-pub struct Metrics {
+/// Metrics of the calls to the servers of a store, whose failures have the kinds `F`, and of the state of the servers.
+pub struct ServerMetrics<F> {
     calls: Arc<CallMetrics>,
-    health: Arc<Health>,
+    health: Arc<Health<F>>,
 }
 
-impl Metrics {
+impl<F: FailureKind> ServerMetrics<F> {
     /// Creates metrics at zero for `workers` workers.
     #[must_use]
     pub fn new(workers: usize) -> Arc<Self> {
@@ -26,15 +28,19 @@ impl Metrics {
         Arc::new(Self { calls, health: Health::new(workers) })
     }
 
-    pub(super) fn calls(&self) -> &CallMetrics {
+    /// Returns the metrics of the calls.
+    #[must_use]
+    pub fn calls(&self) -> &CallMetrics {
         &self.calls
     }
 
-    pub(super) fn health(&self) -> &Arc<Health> {
+    /// Returns the state of the servers.
+    #[must_use]
+    pub fn health(&self) -> &Arc<Health<F>> {
         &self.health
     }
 
-    /// Registers the metrics of the servers with the meter.
+    /// Registers the metrics of the servers with the meter, without those of the calls.
     pub fn observe(&self, meter: &dyn Meter) {
         self.health.observe(meter);
     }
