@@ -24,7 +24,10 @@ use arc_swap::ArcSwapOption;
 use redis::{Cmd, ErrorKind, RedisError, RedisResult, Value, aio::MultiplexedConnection};
 use sluicegate_deadline::within;
 use sluicegate_metrics::WorkerId;
-use sluicegate_store::{StoreError, health::reconnect_pause};
+use sluicegate_store::{
+    StoreError,
+    health::{FailureKind, reconnect_pause},
+};
 use tokio::{
     sync::{Notify, watch},
     time::Instant,
@@ -182,11 +185,16 @@ impl Node {
         }
     }
 
-    /// Counts and logs that the key of a counter contains other data than the counter's state.
+    /// Counts and logs that the key of a counter contained other data than the counter's state. The script replaces it.
     pub(super) fn report_invalid_state(&self) {
-        let error = RedisError::from((ErrorKind::UnexpectedReturnType, "a counter's key contains no counter state"));
         self.deployment.health.count_failure(self.worker, Failure::WrongType);
-        self.deployment.health.log_rejection(&self.server.name, Failure::WrongType, &error);
+        if self.deployment.health.should_log_rejection(&self.server.name, Failure::WrongType) {
+            tracing::warn!(
+                server = %self.server.name,
+                kind = Failure::WrongType.kind(),
+                "the key of a counter contained other data, so the counter begins at zero"
+            );
+        }
     }
 
     /// Updates the node's health after an error, and returns the error for the call.

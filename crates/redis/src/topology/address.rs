@@ -228,7 +228,8 @@ fn check_single(url: &str) -> Result<(), RedisError> {
     };
     if !SINGLE_SCHEMES.iter().any(|known| known.eq_ignore_ascii_case(scheme)) {
         return Err(invalid(
-            "the scheme is none of redis, redis+cluster, redis+sentinel, redis+ring (with TLS, rediss…) and redis+unix",
+            "the scheme is none of redis, redis+cluster, redis+sentinel, redis+ring (with TLS, rediss…) and redis+unix, \
+             nor is it memcached (with TLS, memcacheds)",
         ));
     }
     let host = rest.rsplit('@').next().unwrap_or(rest).split('/').next().unwrap_or_default();
