@@ -35,7 +35,7 @@ use sluicegate_deadline::within;
 use sluicegate_metrics::WorkerId;
 use sluicegate_placement::{Ring, hash_tag};
 use sluicegate_store::{
-    Charge, Counter, CounterStore, Hit, ServerMetrics, Servers, StepOutcomes, StoreError, next_answer,
+    Charge, Counter, CounterStore, Hit, ServerMetrics, Servers, StepOutcome, StepOutcomes, StoreError, next_answer,
 };
 
 use self::{
@@ -145,9 +145,15 @@ pub struct Memcached {
 /// The hits of a request on one server.
 struct Part {
     node: Arc<Node>,
-    /// Indexes of the hits in the request.
-    indexes: Vec<usize>,
-    hits: Vec<Hit>,
+    hits: Vec<PartHit>,
+}
+
+/// A hit of a part, with the answer to it.
+struct PartHit {
+    /// Index of the hit in the request.
+    index: usize,
+    hit: Hit,
+    answer: Result<StepOutcome, StoreError>,
 }
 
 impl Memcached {
@@ -168,51 +174,56 @@ impl Memcached {
             let Some(node) = self.node_of(&hit.counter.name) else {
                 continue;
             };
+            let hit = PartHit { index, hit: hit.to_owned(), answer: Err(StoreError::Unavailable) };
             match parts.iter_mut().find(|part| Arc::ptr_eq(&part.node, node)) {
-                Some(part) => {
-                    part.indexes.push(index);
-                    part.hits.push(hit.to_owned());
-                }
-                None => {
-                    parts.push(Part { node: Arc::clone(node), indexes: vec![index], hits: vec![hit.to_owned()] });
-                }
+                Some(part) => part.hits.push(hit),
+                None => parts.push(Part { node: Arc::clone(node), hits: vec![hit] }),
             }
         }
         parts
     }
 
     async fn steps(&self, hits: &[Hit<&Counter>], charge: Charge, now: Micros) -> StepOutcomes {
-        let parts = self.parts(hits);
+        let mut parts = self.parts(hits);
         if charge == Charge::All && parts.len() > 1 {
             // A caller that disconnects has no effect on the other parts.
-            let task = tokio::spawn(self.clone().take_all_or_none(parts, hits.len(), now));
-            return task.await.unwrap_or_else(|_| failed(hits.len(), StoreError::Unavailable));
+            let task = tokio::spawn(take_all_or_none(parts, now, Arc::clone(&self.metrics), self.worker));
+            parts = task.await.unwrap_or_default();
+        } else {
+            join_all(parts.iter_mut().map(|part| part.run(charge, now))).await;
         }
-        let calls = parts.iter().map(|part| part.node.steps(part.hits.clone(), charge, now));
-        combine(&parts, join_all(calls).await, hits.len())
+        combine(parts, hits.len())
+    }
+}
+
+/// Takes the hits of the parts, and rolls them back if one part is denied.
+async fn take_all_or_none(mut parts: Vec<Part>, now: Micros, metrics: Arc<Metrics>, worker: WorkerId) -> Vec<Part> {
+    join_all(parts.iter_mut().map(|part| part.run(Charge::All, now))).await;
+    if parts.iter().any(Part::is_denied) {
+        let taken = parts.iter_mut().filter(|part| !part.is_denied());
+        join_all(taken.map(|part| part.roll_back(now, &metrics, worker))).await;
+    }
+    parts
+}
+
+impl Part {
+    /// Runs the steps of the hits.
+    async fn run(&mut self, charge: Charge, now: Micros) {
+        let hits = self.hits.iter().map(|part| part.hit.clone()).collect();
+        let mut answers = self.node.steps(hits, charge, now).await.into_iter();
+        for hit in &mut self.hits {
+            hit.answer = next_answer(&mut answers);
+        }
     }
 
-    /// Takes the hits of the parts, and rolls them back if one part is denied.
-    async fn take_all_or_none(self, parts: Vec<Part>, hit_count: usize, now: Micros) -> StepOutcomes {
-        let calls = parts.iter().map(|part| part.node.steps(part.hits.clone(), Charge::All, now));
-        let mut answers = join_all(calls).await;
-        let denials: Vec<bool> = parts.iter().zip(&answers).map(|(part, answers)| part.is_denied_by(answers)).collect();
-        if !denials.contains(&true) {
-            return combine(&parts, answers, hit_count);
-        }
-        let mut rollbacks = Vec::new();
-        for ((part, answers), is_denied) in parts.iter().zip(&mut answers).zip(denials) {
-            if !is_denied {
-                rollbacks.push(self.roll_back(part, answers, now));
-            }
-        }
-        join_all(rollbacks).await;
-        combine(&parts, answers, hit_count)
+    /// Returns whether an answer prevents the takes of the request.
+    fn is_denied(&self) -> bool {
+        self.hits.iter().any(|part| part.hit.blocks.prevents(&part.answer, |step| step.allowed))
     }
 
-    /// Rolls back the takes of a part. The answers become those of a peek.
-    async fn roll_back(&self, part: &Part, answers: &mut StepOutcomes, now: Micros) {
-        for (hit, answer) in part.hits.iter().zip(answers) {
+    /// Rolls back the takes. The answers become those of a peek.
+    async fn roll_back(&mut self, now: Micros, metrics: &Metrics, worker: WorkerId) {
+        for PartHit { hit, answer, .. } in &mut self.hits {
             let Ok(step) = answer else {
                 continue;
             };
@@ -220,35 +231,24 @@ impl Memcached {
                 continue;
             }
             let rollback = Hit { action: Action::RollBack(step.at), ..hit.clone() };
-            let mut results = part.node.steps(vec![rollback], Charge::Each, now).await.into_iter();
+            let mut results = self.node.steps(vec![rollback], Charge::Each, now).await.into_iter();
             match next_answer(&mut results) {
                 Ok(step) => *answer = Ok(step),
-                Err(_) => self.metrics.health().rollback_failed(self.worker),
+                Err(_) => metrics.health().rollback_failed(worker),
             }
         }
     }
 }
 
-impl Part {
-    /// Returns whether these answers prevent the takes of the request.
-    fn is_denied_by(&self, answers: &StepOutcomes) -> bool {
-        self.hits.iter().zip(answers).any(|(hit, answer)| hit.blocks.prevents(answer, |step| step.allowed))
-    }
-}
-
-/// Combines the answers of parts in the order of the request's hits.
-fn combine(parts: &[Part], answers: Vec<StepOutcomes>, hit_count: usize) -> StepOutcomes {
-    let mut combined = failed(hit_count, StoreError::Unavailable);
-    for (part, answers) in parts.iter().zip(answers) {
-        for (index, answer) in part.indexes.iter().zip(answers) {
-            combined[*index] = answer;
+/// Combines the answers of parts in the order of the request's hits. A hit in no part is unavailable.
+fn combine(parts: Vec<Part>, hit_count: usize) -> StepOutcomes {
+    let mut combined: StepOutcomes = (0..hit_count).map(|_| Err(StoreError::Unavailable)).collect();
+    for part in parts {
+        for PartHit { index, answer, .. } in part.hits {
+            combined[index] = answer;
         }
     }
     combined
-}
-
-fn failed(hit_count: usize, error: StoreError) -> StepOutcomes {
-    (0..hit_count).map(|_| Err(error)).collect()
 }
 
 impl Servers for Memcached {
