@@ -34,6 +34,7 @@ pub(super) fn of(target: &str, seeds: &[Vec<u8>]) -> Vec<Shape> {
     match target {
         "rule_file" => shapes.add_rules(),
         "statsd_mapping" => shapes.add_mappings(),
+        "memcached_reply" => shapes.add_items(),
         "redis_reply" => shapes.add_replies(),
         _ => {}
     }
@@ -220,6 +221,16 @@ impl Shapes {
         self.add("deep, announced only", "*1000000\r\n".repeat(100));
         let text = "x".repeat(LONG);
         self.add("long, text", format!("${LONG}\r\n{text}\r\n"));
+    }
+
+    fn add_items(&mut self) {
+        self.add("wide, no items", "EN\r\n".repeat(LONG / 4));
+        self.add("wide, items", "VA 8 c1\r\n\0\0\0\0\0\0\0\0\r\n".repeat(LONG / 19));
+        self.add("wide, errors", "SERVER_ERROR x\r\n".repeat(LONG / 16));
+        self.add("long, announced only", "VA 8388608 c1\r\nx");
+        self.add("long, too long", "VA 8388609 c1\r\nx");
+        self.add("long, item", format!("VA {LONG} c1\r\n{}\r\n", "x".repeat(LONG)));
+        self.add("long, line", "VA ".repeat(LONG));
     }
 
     fn add_log_lines(&mut self) {

@@ -82,10 +82,13 @@ fn is_ipv6(host: &str) -> bool {
 
 /// Returns the address without credentials.
 fn redacted(url: &str) -> String {
-    let (Some((scheme, _)), Some((_, servers))) = (url.split_once("://"), url.rsplit_once('@')) else {
+    let Some((before, servers)) = url.rsplit_once('@') else {
         return url.to_owned();
     };
-    format!("{scheme}://***@{servers}")
+    match before.split_once("://") {
+        Some((scheme, _)) => format!("{scheme}://***@{servers}"),
+        None => format!("***@{servers}"),
+    }
 }
 
 #[cfg(test)]
@@ -119,6 +122,8 @@ mod tests {
             ("memcached://a:1,a:1", "contains the server a:1 twice"),
             ("memcached://a b", "host \"a b\" is not"),
             ("memcached://u:hunter2@a", "has no users"),
+            ("u:hunter2@a", "must begin with memcached://"),
+            ("u:hunter2@memcached://a", "must begin with memcached://"),
             ("memcache://a", "must begin with memcached://"),
         ] {
             let message = parse(url).unwrap_err().to_string();

@@ -13,6 +13,8 @@
 
 mod address;
 mod failure;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod key;
 mod node;
 mod protocol;
