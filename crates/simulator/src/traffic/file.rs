@@ -86,11 +86,11 @@ impl Writer {
         if self.buffer.len() >= BLOCK_BYTES || self.since.elapsed() >= MAX_AGE { self.flush() } else { Ok(()) }
     }
 
-    /// Writes the buffered messages.
+    /// Removes the oldest files above the maximum size, and writes the buffered messages. If either fails, they are lost.
     ///
     /// # Errors
     ///
-    /// Returns an error if writing fails.
+    /// Returns an error if files cannot be listed or removed, or writing fails.
     pub fn flush(&mut self) -> io::Result<()> {
         if self.buffer.is_empty() {
             return Ok(());
@@ -110,6 +110,7 @@ impl Writer {
                 self.file.insert((File::create_new(path)?, 0))
             }
         };
+        remove_oldest_files(&self.directory, self.max_bytes.saturating_sub(block.len() as u64))?;
         if let Err(error) = file.write_all(&block) {
             // A reader ignores an incomplete block only at the end of a file. If it cannot be removed, the next block
             // begins another file. Otherwise a full disk would get an empty file with every block.
@@ -120,7 +121,7 @@ impl Writer {
             return Err(error);
         }
         *written += block.len() as u64;
-        self.remove_oldest_files()
+        Ok(())
     }
 
     /// Returns whether messages are buffered. A failed write discards the buffered messages.
@@ -128,27 +129,27 @@ impl Writer {
     pub fn has_buffered(&self) -> bool {
         !self.buffer.is_empty()
     }
+}
 
-    /// Removes the oldest files until the total size is within the maximum.
-    fn remove_oldest_files(&self) -> io::Result<()> {
-        let mut written = Vec::new();
-        let mut total = 0;
-        for path in files(&self.directory)? {
-            let bytes = fs::metadata(&path)?.len();
-            total += bytes;
-            written.push(WrittenFile { path, bytes });
-        }
-        // The last file is being written, so it is not removed.
-        written.pop();
-        for file in written {
-            if total <= self.max_bytes {
-                break;
-            }
-            fs::remove_file(file.path)?;
-            total -= file.bytes;
-        }
-        Ok(())
+/// Removes the oldest files until the total size is at most `max_bytes`.
+fn remove_oldest_files(directory: &Path, max_bytes: u64) -> io::Result<()> {
+    let mut written = Vec::new();
+    let mut total = 0;
+    for path in files(directory)? {
+        let bytes = fs::metadata(&path)?.len();
+        total += bytes;
+        written.push(WrittenFile { path, bytes });
     }
+    // The last file is being written, so it is not removed.
+    written.pop();
+    for file in written {
+        if total <= max_bytes {
+            break;
+        }
+        fs::remove_file(file.path)?;
+        total -= file.bytes;
+    }
+    Ok(())
 }
 
 fn files(directory: &Path) -> io::Result<Vec<PathBuf>> {
@@ -382,6 +383,24 @@ mod tests {
         assert_eq!(write_blocks(1, writer(3 * sizes[0], 5)), sizes[..3]);
         let oldest = files(folder.path()).unwrap().remove(0);
         assert!(oldest.ends_with("traffic-00000000000000000003.gz"), "{}", oldest.display());
+    }
+
+    /// What cannot be removed is a directory here.
+    #[test]
+    fn nothing_is_written_if_old_files_cannot_be_removed() {
+        let folder = tempfile::tempdir().unwrap();
+        let obstacle = folder.path().join("traffic-0.gz");
+        fs::create_dir(&obstacle).unwrap();
+        let mut writer = Writer::new(folder.path().to_owned(), u64::MAX, 1, 1);
+        for _ in 0..3 {
+            writer.add(b"message").unwrap();
+            assert!(writer.flush().is_err() && !writer.has_buffered());
+        }
+        fs::remove_dir(obstacle).unwrap();
+        assert_eq!(all(folder.path()).unwrap(), Vec::<Vec<u8>>::new());
+        writer.add(b"message").unwrap();
+        writer.flush().unwrap();
+        assert_eq!(all(folder.path()).unwrap().len(), 1);
     }
 
     #[test]
