@@ -259,7 +259,11 @@ fn ring(multi_host: &MultiHostUrl<'_>, settings: &Settings, access: &Access) -> 
     let mut nodes = Vec::new();
     if multi_host.hosts.is_empty() {
         for node in &settings.ring {
-            let info = node.url.as_str().into_connection_info()?;
+            let info = node.url.as_str().into_connection_info().map_err(|error| {
+                let reason = "the address of a node in redis.ring cannot be parsed";
+                let detail = format!("node {:?}, {error}", node.name);
+                RedisError::from((ErrorKind::InvalidClientConfig, reason, detail))
+            })?;
             let mut access = access.clone();
             // The node has a password of its own.
             if info.redis_settings().password().is_some() {
@@ -419,6 +423,7 @@ mod tests {
             (vec![node("a", "redis://x", 1), node("a", "redis://y", 1)], "same name"),
             (vec![node("a", "redis://x", 0)], "weight"),
             (vec![node("", "redis://x", 1)], "name"),
+            (vec![node("a", "x", 1)], "node \"a\""),
             (vec![], "at least one node"),
         ] {
             let error = rejection("redis+ring://", &Settings { ring, ..Settings::default() });
