@@ -30,7 +30,7 @@ fix: ## Apply automatic fixes: format and clippy suggestions.
 proto: ## Regenerate proto/src/gen from the .proto files.
 	UPDATE_GENERATED=1 cargo test -p sluicegate-proto
 
-bench: ## Measure the cost of a decision relative to a server that decides nothing (needs h2load and redis-server).
+bench: ## Measure the cost of a decision relative to a server that decides nothing (needs h2load, redis-server and memcached).
 	cargo bench --bench decisions
 
 profile: release ## Print where the instructions and the time of a decision are spent (needs h2load, valgrind, perf, redis-server).

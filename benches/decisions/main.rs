@@ -1,7 +1,7 @@
 //! Benchmark of the cost of a decision, relative to a server that decides nothing.
 //!
-//! `make bench` runs it; it needs `h2load` and `redis-server`. `ROUNDS=n` sets the number of rounds of the load tests
-//! (default 5); the medians are printed.
+//! `make bench` runs it; it needs `h2load`, `redis-server` and `memcached`. `ROUNDS=n` sets the number of rounds of the
+//! load tests (default 5); the medians are printed.
 //!
 //! `SLUICEGATE_BINARY` measures another build of the service. Its figures beside the no-op server, which is this
 //! program, mean something only if both are release builds.
@@ -72,6 +72,7 @@ fn main() {
         }
         "latency" => latency::run(),
         "limits" => several_limits(),
+        "memcached" => memcached(),
         "layers" => layers::run(),
         "overrides" => overrides::run(),
         "peers" => peers::run(),
@@ -85,6 +86,7 @@ fn main() {
             algorithms_on_redis();
             consistency();
             several_limits();
+            memcached();
             in_process::rules();
             algorithms::in_memory();
             algorithms::in_redis();
@@ -102,7 +104,7 @@ fn main() {
             outage::run();
         }
         name => {
-            let known = "topologies, algorithms-on-redis, consistency, limits, algorithms, scripts, scripts-on-many, slots, latency, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
+            let known = "topologies, algorithms-on-redis, consistency, limits, memcached, algorithms, scripts, scripts-on-many, slots, latency, layers, overrides, peers, quotas, simulate, threads, connections, client, outage";
             eprintln!("unknown benchmark {name}; expected one of: {known}");
         }
     }
@@ -220,6 +222,40 @@ fn several_limits() {
     let decisions = f64::from(REQUESTS) * (rounds() + 1) as f64;
     for (((name, ..), redis), before) in rows[3..].iter().zip(&servers).zip(before) {
         println!("{name}: {:.2} us of Redis' CPU time per decision", (redis.cpu_micros() - before) / decisions);
+    }
+    println!();
+}
+
+/// Compares decisions by memcached with those by Redis, of a limit that memcached counts itself and of one that is read
+/// and written.
+fn memcached() {
+    let limits = [
+        "algorithm: fixed_window, unit: day, requests_per_unit: 4000000000",
+        "algorithm: gcra, unit: day, requests_per_unit: 4000000000",
+    ];
+    let mut rows: Vec<Row> = Vec::new();
+    let mut servers = Vec::new();
+    for limit in limits {
+        let algorithm = limit.split(", unit").next().unwrap_or_default();
+        let (redis, memcached) = (Process::redis(), Process::memcached());
+        let memcached_url = format!("memcached://{}", memcached.address);
+        for (traffic, load) in [("one hot key", h2load::run as Load), ("100,000 users", users::run)] {
+            let name = |store: &str| format!("{store}, {algorithm}, {traffic}");
+            rows.push((name("single Redis"), Process::service_with(&redis.url(), limit), load));
+            rows.push((name("memcached"), Process::service_with(&memcached_url, limit), load));
+        }
+        servers.push((redis, memcached));
+    }
+    let cpu = |(redis, memcached): &(Process, Process)| (redis.cpu_micros(), memcached.cpu_micros());
+    let before: Vec<(f64, f64)> = servers.iter().map(cpu).collect();
+    load_tests(&rows, &["single Redis"]);
+    // Two rows use each server.
+    let decisions = 2.0 * f64::from(REQUESTS) * (rounds() + 1) as f64;
+    for ((limit, server), before) in limits.iter().zip(&servers).zip(before) {
+        let (redis, memcached) = cpu(server);
+        let redis = (redis - before.0) / decisions;
+        let memcached = (memcached - before.1) / decisions;
+        println!("{limit}: {redis:.2} us of Redis' and {memcached:.2} us of memcached's CPU time per decision");
     }
     println!();
 }

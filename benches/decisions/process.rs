@@ -53,7 +53,8 @@ impl Process {
     pub(crate) fn service_with(store: &str, limit: &str) -> Self {
         // All processes share two cores, so calls can take longer than in production. A timeout would not be a
         // decision.
-        Self::start_service(store, limit, &[("REDIS__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTRIES", "0")])
+        let settings = [("REDIS__TIMEOUT", "1s"), ("MEMCACHED__TIMEOUT", "1s"), ("DENY_CACHE__MAX_ENTRIES", "0")];
+        Self::start_service(store, limit, &settings)
     }
 
     /// Starts the service as [`Self::service_with`], with a rule of several limits.
@@ -149,6 +150,15 @@ impl Process {
             std::thread::yield_now();
         }
         Self { child, address, http: None, _folder: Some(folder), _candidate: None }
+    }
+
+    /// Starts memcached with enough memory for the counters of all benchmarks.
+    pub(crate) fn memcached() -> Self {
+        let (address, folder) = (free_address(), tempfile::tempdir().unwrap());
+        let port = address.port().to_string();
+        let options = ["-l", "127.0.0.1", "-p", &port, "-m", "256", "-u", "nobody"];
+        let child = Command::new("memcached").args(options).spawn().unwrap();
+        Self::when_listening(child, address, folder)
     }
 
     /// Starts limitador-server with one limit that is never reached.
