@@ -390,7 +390,7 @@ fn values_are_converted_to_the_units_and_names_of_the_settings() {
         ("LOG_LEVEL", "INFO", "telemetry.log.level", "info"),
         ("LOG_LEVEL", "debug", "telemetry.log.level", "debug"),
         ("LOG_LEVEL", "trace", "telemetry.log.level", "trace"),
-        ("LOCAL_CACHE_SIZE_IN_BYTES", "1100", "deny_cache.max_entries", "4"),
+        ("LOCAL_CACHE_SIZE_IN_BYTES", "1100", "deny_cache.max_entries", "3"),
         ("STATS_FLUSH_INTERVAL", "7000000ns", "telemetry.statsd.interval", "7ms"),
         ("STATS_FLUSH_INTERVAL", "7000us", "telemetry.statsd.interval", "7ms"),
         ("STATS_FLUSH_INTERVAL", "7000µs", "telemetry.statsd.interval", "7ms"),

@@ -12,7 +12,7 @@ use toml::Value;
 pub(super) type Parser = fn(&str) -> Result<Value, String>;
 
 /// Approximate memory that a cached denial uses.
-const BYTES_PER_CACHED_DENIAL: u64 = 250;
+const BYTES_PER_CACHED_DENIAL: u64 = 360;
 /// Stands for an unlimited time.
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3_600);
 
@@ -71,7 +71,9 @@ pub(super) fn tags(text: &str) -> Result<Value, String> {
     for tag in text.split(',').map(str::trim).filter(|tag| !tag.is_empty()) {
         let is_pair = tag.split_once(':').is_some_and(|(name, _)| !name.is_empty());
         if !is_pair || tag.contains('|') || tag.contains(char::is_control) {
-            return Err(format!("is not a list of tags such as name:value, because of {tag:?}"));
+            return Err(format!(
+                "is not a list of tags such as name:value without | and control characters, because of {tag:?}"
+            ));
         }
         tags.push(tag.into());
     }
