@@ -37,8 +37,8 @@ local function share(count, part, whole)
   return remainder > 0 and quotient + 1 or quotient
 end
 
--- Returns the sum of the counters from `first` to `last`, of 4 bytes each, which follow a header.
-local function sum_counters(value, header, first, last)
+-- Returns the sum of the buckets from `first` to `last`, of 4 bytes each, which follow a header.
+local function sum_buckets(value, header, first, last)
   local sum = 0
   for index = first, last do
     sum = sum + unpack_numbers('<I4', value, header + 4 * index - 3)

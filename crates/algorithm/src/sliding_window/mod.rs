@@ -1,11 +1,11 @@
-//! [`SlidingWindow`]: the current counter and the previous `buckets` counters, of which the oldest is weighted by its
-//! overlap with the window.
+//! [`SlidingWindow`]: time is divided into buckets of equal length, each with its number of hits. The current bucket and
+//! the previous ones of one window's length count, the oldest of them weighted by its overlap with the window.
 //!
-//! With one counter per window this is the well-known estimate (Cloudflare, 2017): 42 hits in the previous minute and
+//! With one bucket per window this is the well-known estimate (Cloudflare, 2017): 42 hits in the previous minute and
 //! 18 in the current one make 42 · 45/60 + 18 = 49.5 after 15 s. The estimate assumes that hits were spread evenly over
-//! the oldest counter; with more counters, that counter and therefore the error are smaller. [`WindowEdge::Strict`]
-//! counts the oldest counter fully: then no window of that length ever exceeds the limit, and callers wait up to one
-//! counter longer.
+//! the oldest bucket; with more buckets, that bucket and therefore the error are smaller. [`WindowEdge::Strict`]
+//! counts the oldest bucket fully: then no window of that length ever exceeds the limit, and callers wait up to one
+//! bucket longer.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -14,13 +14,13 @@ use super::{
     MaxHits, Micros, Operation, Program, State, drain_time::DrainTime, proportion,
 };
 
-/// Weight of the oldest counter, of which the window covers only a part.
+/// Weight of the oldest bucket, of which the window covers only a part.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WindowEdge {
-    /// The covered part of the counter, rounded up.
+    /// The covered part of the bucket, rounded up.
     #[default]
     Weighted,
-    /// The whole counter.
+    /// The whole bucket.
     Strict,
 }
 
@@ -28,27 +28,27 @@ pub enum WindowEdge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     max_hits: MaxHits,
-    /// Duration of one counter.
+    /// Duration of one bucket.
     bucket_width: Micros,
     buckets: u32,
     edge: WindowEdge,
     count_denied: bool,
-    /// Duration of one counter, as the state contains it.
+    /// Duration of one bucket, as the state contains it.
     stored_width: DrainTime,
 }
 
-/// Maximum of a counter, and of every limit, so that a counter at its maximum denies all further hits.
+/// Maximum of a bucket, and of every limit, so that a bucket at its maximum denies all further hits.
 const MAX_COUNT: u64 = u32::MAX as u64;
-/// Length of the start and the duration of a counter in bytes.
+/// Length of the start and the duration of a bucket in bytes.
 const HEADER_BYTES: usize = 12;
-/// Length of a counter, and of their sum, in bytes.
+/// Length of a bucket, and of their sum, in bytes.
 const COUNT_BYTES: usize = 4;
 
 /// The beginning of a state.
 struct Header {
-    /// Start of the counter that was current when the state was written, in microseconds since the Unix epoch.
+    /// Start of the bucket that was current when the state was written, in microseconds since the Unix epoch.
     start: u64,
-    /// Duration of one counter.
+    /// Duration of one bucket.
     width: DrainTime,
 }
 
@@ -62,25 +62,25 @@ impl Header {
     }
 }
 
-/// The counters at an instant.
+/// The counts of the buckets at an instant.
 #[derive(Clone, Debug)]
-struct WindowCounters {
-    /// Start of the current counter, in microseconds since the Unix epoch.
+struct Window {
+    /// Start of the current bucket, in microseconds since the Unix epoch.
     start: u64,
-    /// Counts of `buckets + 1` counters, the current one first.
+    /// Counts of `buckets + 1` buckets, the current one first.
     counts: SmallVec<[u64; 8]>,
     changed: bool,
 }
 
 impl SlidingWindow {
-    /// Maximum number of counters per window.
+    /// Maximum number of buckets per window.
     pub const MAX_BUCKETS: u32 = 256;
     /// Maximum length of the window: ten years, so that Lua can exactly divide the product of a count and a duration.
     pub const MAX_WINDOW: Micros = Micros::from_secs(10 * 31_536_000);
 
     /// Creates a limiter.
     ///
-    /// Returns `None` if the window is zero or exceeds [`Self::MAX_WINDOW`], or if the number of counters is 0 or
+    /// Returns `None` if the window is zero or exceeds [`Self::MAX_WINDOW`], or if the number of buckets is 0 or
     /// exceeds [`Self::MAX_BUCKETS`].
     #[must_use]
     pub fn new(max_hits: MaxHits, window: Micros, buckets: u32, edge: WindowEdge, count_denied: bool) -> Option<Self> {
@@ -88,13 +88,13 @@ impl SlidingWindow {
         if !fits {
             return None;
         }
-        // A window that cannot be divided evenly becomes longer by less than a microsecond per counter.
+        // A window that cannot be divided evenly becomes longer by less than a microsecond per bucket.
         let width = Micros::new(window.get().div_ceil(buckets.into()));
         let max_hits = max_hits.at_most(MAX_COUNT);
         Some(Self { max_hits, bucket_width: width, buckets, edge, count_denied, stored_width: DrainTime::new(width) })
     }
 
-    /// Returns the position of the first counter. If there are more than two counters, their sum precedes them, so that
+    /// Returns the position of the first bucket. If there are more than two buckets, their sum precedes them, so that
     /// Redis does not have to decode all of them. A sum that does not fit is stored as [`MAX_COUNT`].
     fn header_bytes(state: &State) -> usize {
         if state.as_bytes().len() > HEADER_BYTES + 2 * COUNT_BYTES { HEADER_BYTES + COUNT_BYTES } else { HEADER_BYTES }
@@ -105,11 +105,11 @@ impl SlidingWindow {
         smallvec![0; self.buckets as usize + 1]
     }
 
-    fn counters(&self, state: &State, now: Micros) -> WindowCounters {
+    fn window(&self, state: &State, now: Micros) -> Window {
         let buckets = self.buckets as usize;
         let start = (now - now % self.bucket_width).get();
         let Some(stored) = Header::read(state) else {
-            return WindowCounters { start, counts: self.zero_counts(), changed: false };
+            return Window { start, counts: self.zero_counts(), changed: false };
         };
         let header = Self::header_bytes(state);
         let counts = (0..).map_while(|index| state.number::<COUNT_BYTES>(header + COUNT_BYTES * index));
@@ -120,51 +120,51 @@ impl SlidingWindow {
             let still_in_window = counts.take((stored_count as u64).saturating_sub(age) as usize);
             let mut merged = self.zero_counts();
             merged[0] = still_in_window.sum::<u64>().min(self.max_hits.ceiling()).min(MAX_COUNT);
-            return WindowCounters { start, counts: merged, changed: true };
+            return Window { start, counts: merged, changed: true };
         }
         if stored.start > start {
-            // The clock stepped back: the counters stay unchanged until it has caught up. If a wrong clock was far
-            // ahead, they become the counters of now.
+            // The clock stepped back: the buckets stay unchanged until it has caught up. If a wrong clock was far
+            // ahead, they become the buckets of now.
             let ahead = stored.start.saturating_sub(now.get());
             let plausible = ahead <= CLOCK_SLACK.get().max(self.bucket_width.get());
             let start = if plausible { stored.start } else { start };
-            return WindowCounters { start, counts: counts.collect(), changed: !plausible };
+            return Window { start, counts: counts.collect(), changed: !plausible };
         }
         let elapsed = ((start - stored.start) / self.bucket_width.get()).min(buckets as u64 + 1) as usize;
         let counts = std::iter::repeat_n(0, elapsed).chain(counts).take(buckets + 1).collect();
-        WindowCounters { start, counts, changed: false }
+        Window { start, counts, changed: false }
     }
 
-    /// Returns the counter that contains an instant, or an empty slice if it has expired.
-    fn counter_of<'c>(&self, counters: &'c mut WindowCounters, instant: Micros) -> &'c mut [u64] {
-        let Some(elapsed) = counters.start.checked_sub((instant - instant % self.bucket_width).get()) else {
+    /// Returns the bucket that contains an instant, or an empty slice if it has expired.
+    fn bucket_of<'c>(&self, window: &'c mut Window, instant: Micros) -> &'c mut [u64] {
+        let Some(elapsed) = window.start.checked_sub((instant - instant % self.bucket_width).get()) else {
             return &mut [];
         };
         let index = (elapsed / self.bucket_width.get()) as usize;
-        counters.counts.get_mut(index..=index).unwrap_or_default()
+        window.counts.get_mut(index..=index).unwrap_or_default()
     }
 
-    /// Returns the number of hits that count at `at`, which is not before the start of the current counter.
-    fn used(&self, counters: &WindowCounters, at: u64) -> u64 {
-        let Some((oldest, newer)) = counters.counts.split_last() else {
+    /// Returns the number of hits that count at `at`, which is not before the start of the current bucket.
+    fn used(&self, window: &Window, at: u64) -> u64 {
+        let Some((oldest, newer)) = window.counts.split_last() else {
             return 0;
         };
         let newer: u64 = newer.iter().sum();
         let width = self.bucket_width.get();
         match self.edge {
             WindowEdge::Strict => newer + oldest,
-            WindowEdge::Weighted => newer + proportion::ceil(*oldest, width - (at - counters.start), width),
+            WindowEdge::Weighted => newer + proportion::ceil(*oldest, width - (at - window.start), width),
         }
     }
 
-    /// Returns the time in microseconds from `at`, which is not before the current counter, until at most `room` hits
+    /// Returns the time in microseconds from `at`, which is not before the current bucket, until at most `room` hits
     /// count.
-    fn wait(&self, counters: &WindowCounters, at: u64, room: u64) -> u64 {
+    fn wait(&self, window: &Window, at: u64, room: u64) -> u64 {
         let width = self.bucket_width.get();
-        let elapsed = at - counters.start;
-        let mut counted: u64 = counters.counts.iter().sum();
-        // After `steps` more counter durations, this is the oldest counter.
-        for (steps, oldest) in counters.counts.iter().rev().enumerate() {
+        let elapsed = at - window.start;
+        let mut counted: u64 = window.counts.iter().sum();
+        // After `steps` more bucket durations, this is the oldest bucket.
+        for (steps, oldest) in window.counts.iter().rev().enumerate() {
             counted -= oldest;
             let begins = steps as u64 * width;
             match self.edge {
@@ -177,13 +177,13 @@ impl SlidingWindow {
                 WindowEdge::Strict | WindowEdge::Weighted => {}
             }
         }
-        counters.counts.len() as u64 * width - elapsed
+        window.counts.len() as u64 * width - elapsed
     }
 
-    /// Returns the time from `now`, which may be before the current counter, until no more than `room` hits count.
-    fn time_until(&self, counters: &WindowCounters, now: Micros, room: u64) -> Micros {
-        let at = now.get().max(counters.start);
-        Micros::new(at - now.get() + self.wait(counters, at, room))
+    /// Returns the time from `now`, which may be before the current bucket, until no more than `room` hits count.
+    fn time_until(&self, window: &Window, now: Micros, room: u64) -> Micros {
+        let at = now.get().max(window.start);
+        Micros::new(at - now.get() + self.wait(window, at, room))
     }
 }
 
@@ -211,40 +211,40 @@ impl CounterProgram for SlidingWindow {
     }
 
     fn step(&self, state: &mut State, operation: Operation) -> bool {
-        let mut counters = self.counters(state, operation.now);
+        let mut window = self.window(state, operation.now);
         let cost = operation.cost.min(MaxHits::MAX_SHORT + 1);
         let mut allowed = true;
         if operation.action.releases() {
             let mut remaining = cost;
             let counts = match operation.action {
-                Action::RollBack(taken) => self.counter_of(&mut counters, taken),
-                _ => &mut counters.counts,
+                Action::RollBack(taken) => self.bucket_of(&mut window, taken),
+                _ => &mut window.counts,
             };
             for count in counts {
                 let removed = remaining.min(*count);
                 *count -= removed;
                 remaining -= removed;
             }
-            counters.changed |= remaining < cost;
+            window.changed |= remaining < cost;
         } else {
-            allowed = self.used(&counters, operation.now.get().max(counters.start)) + cost <= self.max_hits.ceiling();
+            allowed = self.used(&window, operation.now.get().max(window.start)) + cost <= self.max_hits.ceiling();
             if operation.action == Action::Take && (allowed || self.count_denied) {
-                counters.counts[0] = (counters.counts[0] + cost).min(MAX_COUNT);
-                counters.changed = true;
+                window.counts[0] = (window.counts[0] + cost).min(MAX_COUNT);
+                window.changed = true;
             }
         }
-        if counters.changed {
+        if window.changed {
             state.clear();
         }
-        let sum: u64 = counters.counts.iter().sum();
-        if counters.changed && sum > 0 {
-            state.push::<7>(counters.start);
+        let sum: u64 = window.counts.iter().sum();
+        if window.changed && sum > 0 {
+            state.push::<7>(window.start);
             state.push::<4>(self.stored_width.mantissa.into());
             state.push::<1>(self.stored_width.exponent.into());
-            if counters.counts.len() > 2 {
+            if window.counts.len() > 2 {
                 state.push::<COUNT_BYTES>(sum.min(MAX_COUNT));
             }
-            for count in &counters.counts {
+            for count in &window.counts {
                 state.push::<COUNT_BYTES>(*count);
             }
         }
@@ -252,18 +252,18 @@ impl CounterProgram for SlidingWindow {
     }
 
     fn explain(&self, state: &State, operation: Operation, allowed: bool) -> Decision {
-        let counters = self.counters(state, operation.now);
-        let at = operation.now.get().max(counters.start);
-        let used = self.used(&counters, at);
+        let window = self.window(state, operation.now);
+        let at = operation.now.get().max(window.start);
+        let used = self.used(&window, at);
         let limit = self.max_hits.limit();
-        let reset = if used > 0 { self.time_until(&counters, operation.now, 0) } else { Micros::ZERO };
+        let reset = if used > 0 { self.time_until(&window, operation.now, 0) } else { Micros::ZERO };
         let next = if used > 0 && limit > 0 {
-            self.time_until(&counters, operation.now, used.min(limit) - 1)
+            self.time_until(&window, operation.now, used.min(limit) - 1)
         } else {
             Micros::ZERO
         };
         let retry_after = match self.max_hits.ceiling().checked_sub(operation.cost) {
-            Some(room) if !allowed => Some(self.time_until(&counters, operation.now, room)),
+            Some(room) if !allowed => Some(self.time_until(&window, operation.now, room)),
             Some(_) | None => None,
         };
         Decision {
@@ -287,8 +287,8 @@ impl CounterProgram for SlidingWindow {
     }
 
     fn expires(&self, state: &State, now: Micros) -> Micros {
-        let counters = self.counters(state, now);
-        Micros::new(counters.start + (u64::from(self.buckets) + 1) * self.bucket_width.get())
+        let window = self.window(state, now);
+        Micros::new(window.start + (u64::from(self.buckets) + 1) * self.bucket_width.get())
     }
 }
 
@@ -324,7 +324,7 @@ impl Limiter for SlidingWindow {
     }
 
     fn parts(&self, state: &State, now: Micros) -> Vec<CounterPart> {
-        let WindowCounters { start, counts, .. } = self.counters(state, now);
+        let Window { start, counts, .. } = self.window(state, now);
         let width = self.bucket_width.get();
         let mut parts = Vec::new();
         for (age, hits) in counts.iter().enumerate().rev() {

@@ -1,5 +1,5 @@
--- Equivalent of SlidingWindow::step. The value is 7 bytes for the start of the current counter, 5 (mantissa, exponent)
--- for the duration of a counter, 4 for the sum of all counters if there are more than two, and 4 for each counter, the
+-- Equivalent of SlidingWindow::step. The value is 7 bytes for the start of the current bucket, 5 (mantissa, exponent)
+-- for the duration of a bucket, 4 for the sum of all buckets if there are more than two, and 4 for each bucket, the
 -- current one first.
 local elapsed = now % width
 local start = now - elapsed
@@ -10,7 +10,7 @@ local changed = false
 local keeps_start = false
 
 if buckets == 1 and (not value or #value == 20) then
-  -- The usual case of one counter per window needs no tables.
+  -- The usual case of one bucket per window needs no tables.
   local current, oldest = 0, 0
   local same = true
   if value then
@@ -62,7 +62,7 @@ if buckets == 1 and (not value or #value == 20) then
   end
 end
 
--- The sum of all counters, the current counter, and the bytes of the others, of which the oldest is the last.
+-- The sum of all buckets, the current bucket, and the bytes of the others, of which the oldest is the last.
 local MAX_COUNT, MAX_BUCKETS = 4294967295, 256
 local total, current, oldest, others = 0, 0, 0, nil
 if value then
@@ -73,11 +73,11 @@ if value then
     -- The window was changed: all hits that still count are counted as if they had arrived now.
     local age = floor(max(now - stored, 0) / max(stored_mantissa * 2 ^ stored_exponent, 1))
     local stored_count = min(floor((#value - header) / 4), MAX_BUCKETS + 1)
-    current = min(sum_counters(value, header, 1, stored_count - age), ceiling, MAX_COUNT)
+    current = min(sum_buckets(value, header, 1, stored_count - age), ceiling, MAX_COUNT)
     total, changed = current, true
   else
     -- A larger sum does not fit into its bytes.
-    total = stored_total < MAX_COUNT and stored_total or sum_counters(value, 16, 1, buckets + 1)
+    total = stored_total < MAX_COUNT and stored_total or sum_buckets(value, 16, 1, buckets + 1)
     local steps = floor((start - stored) / width)
     if steps <= 0 then
       keeps_start = steps == 0
@@ -88,8 +88,8 @@ if value then
       end
       current, others = stored_current, sub(value, 21)
     elseif steps <= buckets then
-      -- The counters move by `steps` places, and the last ones have expired.
-      total = total - sum_counters(value, 16, buckets + 2 - steps, buckets + 1)
+      -- The buckets move by `steps` places, and the last ones have expired.
+      total = total - sum_buckets(value, 16, buckets + 2 - steps, buckets + 1)
       others = string.rep('\0', 4 * steps - 4) .. sub(value, 17, -4 * steps - 1)
     else
       total = 0
@@ -98,7 +98,7 @@ if value then
       oldest = unpack_numbers('<I4', others, 4 * buckets - 3)
     end
     if total < current + oldest then
-      error('overflow: the counters exceed their sum')
+      error('overflow: the buckets exceed their sum')
     end
   end
 end

@@ -18,7 +18,7 @@ fn apply(limiter: &SlidingWindow, state: &mut State, action: Action, cost: u64, 
 
 /// Cloudflare's example: 42 hits in the previous minute and 18 in the current one make 49.5 after 15 s.
 #[test]
-fn the_oldest_counter_is_weighted_by_its_overlap() {
+fn the_oldest_bucket_is_weighted_by_its_overlap() {
     let limiter = minute(50, 1, WindowEdge::Weighted);
     let mut state = State::default();
     assert!(apply(&limiter, &mut state, Action::Take, 42, START).allowed);
@@ -63,9 +63,9 @@ proptest! {
         }
     }
 
-    /// With a weighted edge, the error of the estimate is at most the count of the oldest counter.
+    /// With a weighted edge, the error of the estimate is at most the count of the oldest bucket.
     #[test]
-    fn the_error_of_the_estimate_is_at_most_the_oldest_counter(
+    fn the_error_of_the_estimate_is_at_most_the_oldest_bucket(
         buckets in 1_u32..8, hits in prop::collection::vec(0_u64..8_000_000, 1..80),
     ) {
         let limiter = minute(1_000_000, buckets, WindowEdge::Weighted);
@@ -78,7 +78,7 @@ proptest! {
             let exact = passed.iter().filter(|at| **at > now - width * u64::from(buckets)).count() as u64;
             let oldest = now / width - u64::from(buckets);
             let in_oldest = passed.iter().filter(|at| **at / width == oldest).count() as u64;
-            prop_assert!(used.abs_diff(exact) <= in_oldest, "{used} instead of {exact}, with {in_oldest} in the oldest counter");
+            prop_assert!(used.abs_diff(exact) <= in_oldest, "{used} instead of {exact}, with {in_oldest} in the oldest bucket");
         }
     }
 }
@@ -95,15 +95,15 @@ fn a_changed_window_drops_hits_that_had_expired() {
 }
 
 #[test]
-fn hits_expire_together_with_their_counter() {
+fn hits_expire_together_with_their_bucket() {
     let limiter = minute(10, 1, WindowEdge::Weighted);
     let has_expired = |now| limiter.has_expired(Micros::new(START + 30_000_000), Micros::new(START + now));
     assert_eq!([119_999_999, 120_000_000].map(has_expired), [false, true]);
 }
 
-/// A counter has 32 bits. A ceiling above its maximum would never be reached.
+/// A bucket has 32 bits. A ceiling above its maximum would never be reached.
 #[test]
-fn a_soft_limit_is_at_most_the_maximum_of_a_counter() {
+fn a_soft_limit_is_at_most_the_maximum_of_a_bucket() {
     let minute = Micros::from_secs(60);
     let limiter = SlidingWindow::new(MaxHits::soft(4_000_000_000, 10), minute, 1, WindowEdge::Strict, false).unwrap();
     let mut state = State::default();
