@@ -26,7 +26,7 @@ pub enum ResourceError {
     #[error("the names of the resource and the reporter must have 1 to {MAX_NAME_BYTES} bytes")]
     Name,
     /// The utilization is not a number in the valid range.
-    #[error("utilization must be between 0 and 1")]
+    #[error("utilization must be a number of at least 0; numbers above 1 count as 1")]
     Utilization,
     /// The TTL is zero or too long.
     #[error("the TTL of a report must be above 0 and at most 1 hour")]

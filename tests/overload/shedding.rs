@@ -274,7 +274,10 @@ async fn resources_are_reported_by_both_protocols_and_invalid_reports_are_reject
         let (code, text) = post(&server.url("/resources/db"), body.as_bytes());
         assert_eq!(code, 400, "{body}: {text}");
     }
-    assert_eq!(report(&server, "a", -1.0, "1s"), (400, "utilization must be between 0 and 1\n".into()));
+    assert_eq!(
+        report(&server, "a", -1.0, "1s"),
+        (400, "utilization must be a number of at least 0; numbers above 1 count as 1\n".into())
+    );
     assert_eq!(report(&server, "a", 0.5, "2h").0, 400);
     // A resource has at most 1,000 reporters; two exist already.
     let mut calls = JoinSet::new();
