@@ -216,7 +216,7 @@ impl Budget {
         }
     }
 
-    /// Removes a reservation that no longer waits for bytes.
+    /// Removes a dropped reservation from those that wait for bytes. If it was woken already, wakes the next one.
     fn stop_waiting(&self, order: u64) {
         let mut state = self.state();
         if state.waiting.remove(&order).is_none() {

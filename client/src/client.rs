@@ -431,7 +431,7 @@ impl Inner {
 
 /// Returns how much earlier than the timeout the timer is set: a tenth of it, at most 1 ms.
 ///
-/// Tokio's timers fire up to 2 ms late.
+/// Tokio's timers have a resolution of 1 ms and fire late rather than early.
 fn timer_margin(timeout: Duration) -> Duration {
     (timeout / 10).min(Duration::from_millis(1))
 }

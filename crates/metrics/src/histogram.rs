@@ -95,7 +95,7 @@ pub struct Distribution {
     pub native: Option<NativeBuckets>,
 }
 
-/// The native buckets of a histogram.
+/// The buckets of a histogram in the form of Prometheus' native histograms ([`SCHEMA`]).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NativeBuckets {
     /// Number of durations up to [`ZERO_THRESHOLD`].

@@ -89,7 +89,7 @@ impl Call {
 #[derive(Clone, Debug)]
 pub(super) struct Step {
     pub(super) outcome: Outcome,
-    /// Whether the key contained other data than the counter's state, which were removed.
+    /// Whether the key contained other data than the counter's state, which were removed before the step.
     pub(super) is_repaired: bool,
     pub(super) state: State,
 }
@@ -98,7 +98,7 @@ pub(super) struct Step {
 pub(super) enum Outcome {
     Allowed,
     Denied,
-    /// The key contains other data than the counter's state. The step did nothing.
+    /// The key contained other data than the counter's state. They were removed, but the step failed again.
     InvalidState,
     /// The key is not, or no longer, on this server. The step did nothing.
     NonLocal,

@@ -19,8 +19,9 @@ use crate::{
 
 /// Highest version that is valid independently of the clock. No journal ever reaches this number of changes.
 const VERSIONS_WITHOUT_CLOCK: u64 = 1 << 40;
-/// Maximum difference between the clocks of two members. A change whose version becomes valid within this time is
-/// merged later; other changes with too high a version are ignored.
+/// Maximum difference between the clocks of two members. The highest valid version rises with the clock
+/// ([`ValidVersions`]): a change that is valid by a clock which is ahead by this time is merged when it is valid here.
+/// Changes with higher versions are ignored.
 const MAX_CLOCK_DIFFERENCE: Micros = Micros::from_secs(86_400);
 /// Maximum length of the text of a target. [`Target::parse`] has a lower one for its normal form.
 const MAX_TARGET_BYTES: usize = 4_096;

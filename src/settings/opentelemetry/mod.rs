@@ -15,7 +15,7 @@ pub use self::variables::{Effect, VARIABLES, Variable};
 use super::variables::insert;
 
 /// Settings of traces and metrics together, each with the settings of traces or metrics alone that refine it. A general
-/// setting that an operator sets replaces refinements from variables.
+/// setting that an operator sets replaces refinements from variables of OpenTelemetry.
 pub(super) const REFINEMENTS: [(&str, [&str; 2]); 2] = [
     ("telemetry.otlp.endpoint", ["telemetry.otlp.traces_endpoint", "telemetry.otlp.metrics_endpoint"]),
     ("telemetry.otlp.headers", ["telemetry.otlp.traces_headers", "telemetry.otlp.metrics_headers"]),

@@ -98,7 +98,8 @@ impl Members {
         true
     }
 
-    /// Replaces the addresses of the settings: each with its host. Returns the addresses that were removed.
+    /// Sets the addresses of the settings, each with its host. Removes former ones, unless they call this member or are
+    /// excluded, and returns those.
     pub(super) fn set_resolved(&self, resolved: &BTreeMap<SocketAddr, String>) -> Vec<SocketAddr> {
         let mut table = self.lock();
         for (address, host) in resolved {

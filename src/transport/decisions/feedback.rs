@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Metadata of a call: `DEMAND;GRANT_ID;USED;LATENCY_US;OUTCOME` for each descriptor, separated by commas. Each part
-/// may be empty.
+/// may be empty. `OUTCOME` is the number of a [`v1::Outcome`].
 const FEEDBACK_HEADER: HeaderName = HeaderName::from_static("sluicegate-feedback");
 /// Metadata of a response: the TTL of each descriptor's quota in microseconds, separated by commas. The TTL begins when
 /// the call was sent.

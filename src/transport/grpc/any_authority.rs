@@ -32,7 +32,8 @@ const HUFFMAN_NAME: &[u8] = &[0xb8, 0x3b, 0x53, 0x39, 0xec, 0x32, 0x7d, 0x7f];
 pub(in crate::transport) struct AnyAuthority<S> {
     stream: S,
     frames: Frames,
-    /// The last byte that was read, if the Huffman code of a character begins in it and ends in the next one.
+    /// The last byte that was read, which is not passed on yet: a character of an authority begins in it, and may have to
+    /// be replaced when the next byte arrives.
     held: Option<u8>,
 }
 
@@ -323,7 +324,8 @@ impl Fields {
         self.step = Step::Length;
     }
 
-    /// Ends a frame, which is the last one of its header block or is followed by another one.
+    /// Prepares for the next frame. After the last frame of a header block, a new field begins. Otherwise a field may
+    /// continue in it, but a character that the frames divide is not replaced.
     fn end_frame(&mut self, is_last: bool) {
         if is_last {
             self.step = Step::Field;

@@ -1,4 +1,4 @@
-//! [`HeaderBlocks`]: finds the headers of calls that a caller has begun and not finished.
+//! [`HeaderBlocks`]: measures the header blocks that a caller sends, and those of which the end is missing.
 //!
 //! The crate `h2` decodes headers as their frames arrive, and neither reports nor limits how long it keeps those
 //! without a last frame.

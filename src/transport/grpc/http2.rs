@@ -64,7 +64,7 @@ pub(super) struct Http2<S, M> {
     methods: Arc<M>,
     scope: Arc<ConnectionScope>,
     stream: Arc<backpressure::State>,
-    /// The memory of the responses to calls since the caller stopped reading.
+    /// The reservation for responses to calls that were answered since the caller stopped reading; `None` while it reads.
     unsent: Option<Box<Hold>>,
     /// The headers that are not complete.
     unfinished_head: Option<Box<UnfinishedHead>>,

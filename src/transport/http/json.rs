@@ -189,7 +189,8 @@ fn error_response(code: StatusCode, message: &str) -> Response {
     (code, format!("{message}\n")).into_response()
 }
 
-/// Converts JSON to an encoded request. Bytes in its texts that JSON or UTF-8 does not allow are escaped.
+/// Converts a request in JSON to its encoded form. Accepts control characters and backslashes that JSON does not allow in
+/// a text, and escapes bytes that are not UTF-8 ([`texts::text_of`]).
 fn transcode(body: &[u8]) -> Result<Vec<u8>, String> {
     if has_too_many_values(body) {
         return Err("the body has more values than any valid request".into());

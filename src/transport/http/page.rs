@@ -28,7 +28,7 @@ const MAX_AGE: Duration = Duration::from_secs(5);
 #[derive(Default)]
 pub(super) struct Page {
     versions: Arc<Mutex<Versions>>,
-    /// The number of versions that were begun.
+    /// The number of versions of which the building has begun, including those that failed.
     begun: AtomicU64,
     waiting: AtomicUsize,
 }

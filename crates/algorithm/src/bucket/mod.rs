@@ -63,6 +63,7 @@ const GRID_STEPS_PER_DRAIN: u64 = 8;
 const MIN_GRID_STEP: Micros = Micros::new(1_000);
 
 impl Bucket {
+    /// Names of the arguments of [`Self::SCRIPT`] and [`Self::LONG_SCRIPT`].
     pub(super) const ARGUMENTS: &'static [&'static str] =
         &["charge", "charge_part", "full", "full_part", "parts", "slack", "mantissa", "exponent", "count_denied"];
     pub(super) const SCRIPT: &'static str = concat!(
@@ -77,7 +78,7 @@ impl Bucket {
         include_str!("script.lua")
     );
 
-    /// Arguments of buckets with long fractions that may go into debt.
+    /// Names of the arguments of [`Self::DEBT_SCRIPT`].
     pub(super) const DEBT_ARGUMENTS: &'static [&'static str] = &[
         "charge",
         "charge_part",
@@ -91,6 +92,7 @@ impl Bucket {
         "free",
         "free_part",
     ];
+    /// Script of buckets that may go into debt, which always have long fractions ([`Precision::Long`]).
     pub(super) const DEBT_SCRIPT: &'static str = concat!(
         "local format, state_bytes = '<I7I7I4B', 19\n",
         "local grid, max_fill, max_fill_part = 0, full, full_part\n",

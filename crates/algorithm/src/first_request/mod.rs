@@ -199,7 +199,8 @@ impl Limiter for FirstRequestWindow {
         Self { count_denied: true, ..*self }.into()
     }
 
-    /// Returns whether the window of a hit has ended. The window begins with this hit at the latest.
+    /// Returns whether a window that begins with the hit has ended. The hit's own window begins no later, unless its
+    /// first take was rolled back or the clock was set back.
     fn has_expired(&self, counted: Micros, now: Micros) -> bool {
         counted + self.window <= now
     }

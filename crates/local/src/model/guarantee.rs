@@ -12,7 +12,7 @@ pub(super) const BEGIN: Micros = Micros::from_secs(1_763_672_400);
 /// Time by which windows begin earlier than those since the epoch, if they have a phase.
 pub(super) const PHASE: Micros = Micros::new(WINDOW.get() / 2);
 
-/// The guarantee of a limit.
+/// The number of hits that callers may be allowed at most, which depends on the algorithm of the limit.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Guarantee {
     /// At most the limit in each window since the epoch.

@@ -113,7 +113,7 @@ pub struct Node {
     pub value_to_metric: bool,
     /// Prefix lengths, if the value is an address that is counted by its network prefix.
     pub ip_prefix: Option<IpPrefix>,
-    /// Kind of modifier entry; `None` if the value is part of the counter's name.
+    /// Kind of modifier entry; `None` if the entry is part of the counter's name.
     pub modifier: Option<ModifierEntry>,
     pub(crate) rule: Option<u32>,
     pub(crate) has_children: bool,

@@ -51,9 +51,11 @@ pub(super) struct Changes {
 #[derive(Default)]
 pub(super) struct ChangeLog {
     changes: Changes,
-    /// For each slot, the index of its last entry in `changes`, plus one. 0 if its counter was never exchanged.
+    /// For each slot, the index of its last entry in `changes.counters`, plus one. [`u32::MAX`] if peers have sent the
+    /// counter and it has no entry; 0 if the slot is free, or peers do not have its counter.
     ///
-    /// An index of an earlier interval is recognised by the hash of the entry.
+    /// [`take`](Self::take) leaves the indexes. An entry therefore belongs to the slot only if it has the hash of the
+    /// slot's counter.
     entries: Vec<u32>,
 }
 
