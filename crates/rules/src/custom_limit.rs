@@ -91,11 +91,13 @@ fn parse_number(text: &str) -> Option<u64> {
 /// Separators of thousands: `_` of rule files, a comma, and the spaces that do not break a line.
 const THOUSANDS: [char; 4] = ['_', ',', '\u{a0}', '\u{202f}'];
 
-/// A limit in the form that [`Limit`]'s `Display` writes, such as `500 per 15 minutes, gcra`.
+/// A limit in the form that [`Limit`]'s `Display` writes, such as `500 per 15 minutes, gcra, burst 1000`.
 struct PrintedLimit<'t> {
     requests: u64,
     measure: PrintedMeasure<'t>,
     algorithm: &'t str,
+    /// The burst, if it differs from the number of requests.
+    burst: Option<u64>,
 }
 
 enum PrintedMeasure<'t> {
@@ -116,32 +118,43 @@ impl<'t> PrintedLimit<'t> {
             PrintedMeasure::Rate { .. } => Algorithm::DEFAULT.name,
             PrintedMeasure::InFlight { .. } => "concurrency",
         };
+        let mut burst = None;
         for part in parts {
+            if let Some(number) = part.strip_prefix("burst ") {
+                burst = Some(parse_number(number)?);
+                continue;
+            }
             match (part.strip_prefix("each for at most "), &mut measure) {
                 (Some(time), PrintedMeasure::InFlight { hold }) if is_duration(time) => *hold = Some(time),
                 _ => algorithm = Algorithm::named().find(|kind| kind.name == part)?.name,
             }
         }
-        Some(Self { requests, measure, algorithm })
+        Some(Self { requests, measure, algorithm, burst })
     }
 
     fn stored_form(&self) -> String {
         let Self { requests, algorithm, .. } = self;
+        let burst = match self.burst {
+            Some(burst) => format!(", burst: {burst}"),
+            None => String::new(),
+        };
         match &self.measure {
-            PrintedMeasure::Rate { unit, multiplier: 1 } if *algorithm == Algorithm::DEFAULT.name => {
+            PrintedMeasure::Rate { unit, multiplier: 1 }
+                if *algorithm == Algorithm::DEFAULT.name && burst.is_empty() =>
+            {
                 format!("{requests}/{}", unit.name())
             }
             PrintedMeasure::Rate { unit, multiplier } => {
                 let unit = unit.name();
                 let window = format!("unit: {unit}, unit_multiplier: {multiplier}");
-                format!("{{{window}, requests_per_unit: {requests}, algorithm: {algorithm}}}")
+                format!("{{{window}, requests_per_unit: {requests}, algorithm: {algorithm}{burst}}}")
             }
             PrintedMeasure::InFlight { hold } => {
                 let hold = match hold {
                     Some(hold) => format!(", hold: {hold}"),
                     None => String::new(),
                 };
-                format!("{{algorithm: {algorithm}, limit: {requests}{hold}}}")
+                format!("{{algorithm: {algorithm}, limit: {requests}{hold}{burst}}}")
             }
         }
     }
@@ -241,6 +254,10 @@ mod tests {
                 "100,000 per 2 days",
                 "{unit: day, unit_multiplier: 2, requests_per_unit: 100000, algorithm: fixed_window}",
             ),
+            (
+                "500 per minute, gcra, burst 1,000",
+                "{unit: minute, unit_multiplier: 1, requests_per_unit: 500, algorithm: gcra, burst: 1000}",
+            ),
             ("5 in flight, each for at most 1m, concurrency", "{algorithm: concurrency, limit: 5, hold: 1m}"),
             ("500/minute", "500/minute"),
             ("{unit: day, requests_per_unit: 3}", "{unit: day, requests_per_unit: 3}"),
@@ -258,10 +275,14 @@ mod tests {
             prop::sample::select(Unit::ALL.to_vec()),
             1..=50_u32,
             prop::sample::select(rates.to_vec()),
+            prop::option::of(1..=100_000_u64),
         )
-            .prop_filter_map("the algorithm has bounds", |(requests, unit, multiplier, name)| {
+            .prop_filter_map("the algorithm has bounds", |(requests, unit, multiplier, name, burst)| {
                 let kind = Algorithm::named().find(|kind| kind.name == name)?;
-                Limit::from_spec(requests, Measure::Rate { unit, multiplier }, kind, LimitSpec::default()).ok()
+                // Without a limit there is no burst.
+                let has_burst = ["token_bucket", "gcra"].contains(&name) && requests > 0;
+                let spec = LimitSpec { burst: burst.filter(|_| has_burst), ..LimitSpec::default() };
+                Limit::from_spec(requests, Measure::Rate { unit, multiplier }, kind, spec).ok()
             });
         let in_flight = (1..=1_000_u64, 1_000..=86_400_000_u64).prop_filter_map("bounds", |(limit, millis)| {
             let kind = Algorithm::named().find(|kind| kind.name == "concurrency")?;

@@ -156,9 +156,7 @@ impl Limit {
     #[must_use]
     pub fn text(&self, currency: Option<&Currency>) -> String {
         match (currency, self.measure()) {
-            (Some(currency), Measure::Rate { .. }) => {
-                format!("{} {}", currency.amount(self.requests()), LimitDetails(self))
-            }
+            (Some(_), Measure::Rate { .. }) => LimitText { limit: self, currency }.to_string(),
             (Some(_), Measure::InFlight { .. }) | (None, _) => self.to_string(),
         }
     }
@@ -166,23 +164,41 @@ impl Limit {
 
 impl fmt::Display for Limit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.requests(), LimitDetails(self))
+        LimitText { limit: self, currency: None }.fmt(f)
     }
 }
 
-/// All of a limit but its number of requests: `per day, token_bucket`.
-struct LimitDetails<'l>(&'l Limit);
+/// The text of a limit: `100 per day, token_bucket, burst 20`. The amounts are in the currency, or else hits.
+struct LimitText<'l> {
+    limit: &'l Limit,
+    currency: Option<&'l Currency>,
+}
 
-impl fmt::Display for LimitDetails<'_> {
+impl LimitText<'_> {
+    fn write_amount(&self, f: &mut fmt::Formatter<'_>, hits: u64) -> fmt::Result {
+        match self.currency {
+            Some(currency) => write!(f, "{}", currency.amount(hits)),
+            None => write!(f, "{hits}"),
+        }
+    }
+}
+
+impl fmt::Display for LimitText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self(limit) = self;
-        write!(f, "{}", limit.measure())?;
+        let Self { limit, .. } = self;
+        self.write_amount(f, limit.requests())?;
+        write!(f, " {}", limit.measure())?;
         match limit.algorithm() {
             Algorithm::ScheduledWindow(window)
                 if *window.schedule() == Schedule::Epoch { window: limit.measure().window() } => {}
             Algorithm::ScheduledWindow(window) => write!(f, ", {}", window.schedule())?,
             _ if limit.is_default() => {}
             algorithm => write!(f, ", {}", algorithm.name())?,
+        }
+        let (burst, _) = limit.policy();
+        if burst != limit.requests() {
+            f.write_str(", burst ")?;
+            self.write_amount(f, burst)?;
         }
         let Some(penalty) = limit.penalty() else {
             return Ok(());
@@ -279,7 +295,7 @@ descriptors:
 - key: a
   descriptors: [{key: b, rate_limit: {unit: day, requests_per_unit: 1}}]
 - key: free
-- {key: c, value: v, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 2, algorithm: gcra}}
+- {key: c, value: v, rate_limit: {unit: minute, unit_multiplier: 5, requests_per_unit: 2, algorithm: gcra, burst: 9}}
 - key: team
   rate_limits:
   - {unit: day, requests_per_unit: 9}
@@ -309,7 +325,7 @@ descriptors:
                 &[("c", "v")],
                 &[
                     "c=v: matches the rule with exactly this value (line 8)",
-                    "limit: 2 per 5 minutes, gcra (d.yaml:8:3)",
+                    "limit: 2 per 5 minutes, gcra, burst 9 (d.yaml:8:3)",
                 ],
             ),
             (
