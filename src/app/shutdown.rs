@@ -58,7 +58,10 @@ pub(super) async fn stop_servers(
     };
     tokio::select! {
         () = drain => tracing::info!("shutdown complete"),
-        () = signals.next() => tracing::warn!("received a second termination signal, exiting immediately"),
+        () = signals.next() => tracing::warn!(
+            "received a second termination signal; exiting without waiting for calls in progress, and without returning \
+             leases and pending hits"
+        ),
     }
 }
 

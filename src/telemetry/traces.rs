@@ -46,7 +46,8 @@ impl Traces {
         self.start_with(&Headers(headers))
     }
 
-    /// Starts the span of one decision of a frame, by its W3C `traceparent`.
+    /// Starts the span of the decision about one check of a [`CheckFrame`](sluicegate_proto::sluicegate::v1::CheckFrame),
+    /// as a child of the span in the W3C `traceparent` of the check.
     #[must_use]
     pub fn start_from(&self, traceparent: &str) -> Option<Span> {
         self.start_with(&Traceparent(traceparent))

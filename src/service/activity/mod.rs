@@ -1,4 +1,5 @@
-//! [`Activity`]: the decisions of the last hour, of this instance or of every instance that shares its store.
+//! [`Activity`]: the decisions of the last hour, of this instance, or of it and those that share its Redis or are its
+//! peers.
 //!
 //! Counts are read from existing metrics every five seconds, and every second while there are viewers. A
 //! decision therefore costs the same with and without viewers. The last hour is in memory of fixed size (module

@@ -40,7 +40,7 @@ pub struct PeerOverrides {
     pub changes: Vec<Change>,
     /// All overrides, if the reader had no position.
     pub overrides: Vec<Versioned>,
-    /// Digest and text of each rule set that the changes and overrides name.
+    /// Digest and text of each rule set that the changes and overrides name and the other instance still uses.
     pub rule_sets: Vec<(String, String)>,
 }
 

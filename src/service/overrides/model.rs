@@ -191,7 +191,8 @@ impl OverrideModel {
     fn write(&mut self, member: usize, is_set: bool, expected: Option<u64>) -> Result<(), String> {
         self.writes -= 1;
         let number = self.setup.writes - self.writes;
-        let is_current = expected.is_none_or(|expected| expected == self.version(member));
+        let current = self.version(member);
+        let is_current = expected.is_none_or(|expected| expected == current);
         let known = self.all(member).changes.iter().map(|change| change.version).max().unwrap_or_default();
         let request = ChangeRequest {
             target: Target::parse(TARGET).unwrap(),
@@ -203,7 +204,10 @@ impl OverrideModel {
         match self.runtime.block_on(self.members[member].change(&[request], info)) {
             Ok(change) if is_current && change.version > known => Ok(()),
             Err(ChangeError::Conflict { .. }) if !is_current => Ok(()),
-            outcome => Err(format!("a write with the condition {expected:?} has the outcome {outcome:?}")),
+            outcome => Err(format!(
+                "the override has version {current} and the latest change {known}, but a write with the condition \
+                 {expected:?} has the outcome {outcome:?}"
+            )),
         }
     }
 

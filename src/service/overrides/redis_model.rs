@@ -269,7 +269,10 @@ impl RedisModel {
         if let Some(expected) = write.expected
             && ((is_done && expected.0 != before.0) || (is_conflict && expected.0 == before.0))
         {
-            return Err(format!("the write with the condition {expected:?} replaces {before:?}: {is_done}"));
+            let outcome = if is_done { "executed" } else { "a conflict" };
+            return Err(format!(
+                "the write with the condition {expected:?} is {outcome}, although {before:?} is in Redis"
+            ));
         }
         if let Some(expected) = write.expected
             && is_done

@@ -339,7 +339,8 @@ fn respond(page: Option<Arc<SharedPage>>, media_type: &'static str) -> Response 
     }
 }
 
-/// Handles `/healthcheck`: whether the process is alive and accepts callers, as in envoyproxy/ratelimit.
+/// Handles `/healthcheck`, as in envoyproxy/ratelimit: status 500 during a shutdown, or without rules if
+/// `rules.required_for_health` is set.
 async fn health(State(handlers): State<Arc<Handlers>>) -> Response {
     if handlers.shutting_down.load(Relaxed) {
         return (StatusCode::INTERNAL_SERVER_ERROR, "shutting down\n").into_response();

@@ -144,7 +144,7 @@ pub(super) enum Command {
         after_help = "Examples:\n  sluicegate ctl export > overrides.csv\n  sluicegate ctl export 'limit|shop|user='"
     )]
     Export {
-        /// Print only targets that begin with this text, such as limit|api|user=
+        /// Print only overrides with targets that begin with this text, such as limit|api|user=
         #[arg(default_value = "", hide_default_value = true)]
         prefix: String,
     },

@@ -15,8 +15,9 @@ pub use window::Window;
 /// Algorithm of an adaptive limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Method {
-    /// Additive increase, multiplicative decrease: the limit rises by one with each [`Window`] of successful requests,
-    /// and falls by a tenth when requests time out or are dropped. Latency below the timeout has no effect.
+    /// Additive increase, multiplicative decrease: the limit rises by one with each [`Window`] of successful requests
+    /// that used at least half of it, and falls by a tenth with each window in which too many requests were dropped or
+    /// the mean latency exceeded the timeout. Latency below the timeout has no effect.
     Aimd,
     /// Ratio of the current latency to the average of about five minutes. It adapts to slow changes of the upstream,
     /// but after a while it accepts a permanent overload as normal.
