@@ -74,3 +74,22 @@ impl Failure {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_failure_and_the_error_of_the_caller_follow_from_the_error() {
+        let tls = io::Error::new(io::ErrorKind::InvalidData, rustls::Error::DecryptError);
+        for (error, kind, of_caller) in [
+            (io::ErrorKind::TimedOut.into(), "timeout", StoreError::Timeout),
+            (io::ErrorKind::InvalidData.into(), "invalid_reply", StoreError::Broken),
+            (io::ErrorKind::UnexpectedEof.into(), "io", StoreError::Broken),
+            (tls, "tls", StoreError::Broken),
+        ] {
+            let failure = Failure::of(&error);
+            assert_eq!((failure.kind(), failure.error()), (kind, of_caller));
+        }
+    }
+}

@@ -295,3 +295,21 @@ impl CounterStore for Memcached {
         node.delete(name).await
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Otherwise a request with several limits of one entity would need several servers.
+    #[test]
+    fn counters_with_the_same_hash_tag_are_on_one_server() {
+        let server = |name: &str| locate("memcached://a,b,c", &Settings::default(), name).unwrap().server;
+        let mut used = std::collections::BTreeSet::new();
+        for user in 0..50 {
+            let first = server(&format!("{{d|user={user}}}fw:60"));
+            assert_eq!(first, server(&format!("{{d|user={user}}}tb")));
+            used.insert(first);
+        }
+        assert_eq!(used.len(), 3);
+    }
+}

@@ -209,6 +209,8 @@ mod tests {
         let expected = "mn\r\nmg a c v\r\nma a c v D2 J10 N60\r\nms a 2 ME T1\r\n\r\n\r\nms a 3 C7 T1002592001\r\nxyz\r\nms a 0 C8 T0\r\n\r\nmd a\r\n";
         assert_eq!(str::from_utf8(commands.bytes()).unwrap(), expected);
         assert_eq!(commands.count(), 7);
+        assert_eq!(ttl(MAX_RELATIVE_TTL).number(), MAX_RELATIVE_TTL);
+        assert_eq!(ttl(1_147_483_647).number(), LATEST_EXPIRY);
     }
 
     #[tokio::test]
@@ -241,6 +243,7 @@ mod tests {
 
     #[tokio::test]
     async fn an_invalid_reply_is_an_error_and_never_waits_or_allocates_for_it() {
+        let long_line = [b"HD ", &[b' '; MAX_LINE_BYTES as usize][..], b"\r\n"].concat();
         for bytes in [
             &b"ERROR\r\n"[..],
             b"HD\n",
@@ -254,8 +257,11 @@ mod tests {
             b"VA 5 c1\r\nab",
             b"VA -1 c1\r\n",
             &[b'H'; 10_000],
+            &long_line,
         ] {
-            assert!(read(bytes).await.is_err(), "{}", String::from_utf8_lossy(bytes));
+            assert!(Reply::read(&mut &bytes[..]).await.is_err(), "{}", String::from_utf8_lossy(bytes));
         }
+        assert_eq!(value_header("8388608 c1"), Some((MAX_VALUE_BYTES, 1)));
+        assert_eq!(value_header("8388609 c1"), None);
     }
 }

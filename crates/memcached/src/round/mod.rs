@@ -166,9 +166,7 @@ impl Request {
                     pending.outcome = Some(Err(StoreError::Rejected));
                 }
                 Some(Ok(step))
-                    if step.action == Action::Take
-                        && !gives_up
-                        && (step.allowed || pending.hit.counter.program.counts_denied()) =>
+                    if step.action == Action::Take && (step.allowed || pending.hit.counter.program.counts_denied()) =>
                 {
                     pending.action = Action::RollBack(step.at);
                     pending.outcome = None;

@@ -69,8 +69,10 @@ impl Items {
             }
             "ms" => {
                 let version = flag('C').map(|version| version.parse().unwrap());
-                if self.items.get(key).map(|item| item.version) != version {
-                    return Reply::Conflict;
+                match self.items.get(key).map(|item| item.version) {
+                    None if version.is_some() => return Reply::Missing,
+                    current if current != version => return Reply::Conflict,
+                    _ => {}
                 }
                 self.set(key, data);
                 Reply::Done
@@ -123,6 +125,15 @@ impl Items {
 fn request(hits: &[Hit], charge: Charge, now: Micros) -> (Request, oneshot::Receiver<StepOutcomes>) {
     let (sender, answer) = oneshot::channel();
     (Request::new(hits.to_vec(), charge, now, sender), answer)
+}
+
+fn one_request(name: &str, program: Program, cost: u64) -> Request {
+    request(&[take(name, program, cost)], Charge::Each, at(0)).0
+}
+
+/// Returns whether the first counter is read before anything is added to it.
+fn is_read_first(round: &Round) -> bool {
+    round.reads().bytes().starts_with(b"mg ")
 }
 
 fn at(seconds: u64) -> Micros {
@@ -184,9 +195,12 @@ fn hits_of_two_windows_are_not_added_up() {
     let mut alone = Items::default();
     for seconds in [59, 119] {
         let hits = [take("w", window(9, true), 4)];
-        let requests = [request(&hits, Charge::Each, at(seconds)), request(&hits, Charge::Each, at(seconds + 1))];
-        together.run(requests.into_iter().map(|(request, _)| request).collect(), |_, _| {});
+        let requests = [seconds, seconds + 1, seconds + 1].map(|time| request(&hits, Charge::Each, at(time)).0);
+        let round = Round::new(requests.into(), "");
+        assert!(is_read_first(&round));
+        together.run(round.requests, |_, _| {});
         alone.decide(&hits, Charge::Each, at(seconds));
+        alone.decide(&hits, Charge::Each, at(seconds + 1));
         alone.decide(&hits, Charge::Each, at(seconds + 1));
         assert_eq!(together.text("w"), alone.text("w"), "{seconds}");
     }
@@ -199,9 +213,13 @@ fn large_costs_are_added_after_the_number_was_read() {
     let hits = [take("w", window(u64::from(u32::MAX), true), MAX_INCREMENT)];
     let requests: Vec<_> = (0..20_000).map(|_| request(&hits, Charge::Each, at(0)).0).collect();
     let round = Round::new(requests, "");
-    assert!(str::from_utf8(round.reads().bytes()).unwrap().starts_with("mg "));
+    assert!(is_read_first(&round));
     items.run(round.requests, |_, _| {});
     assert!(items.text("w").ends_with("4999999999"), "{}", items.text("w"));
+    let is_read_first = |program, cost| is_read_first(&Round::new(vec![one_request("w", program, cost)], ""));
+    assert!(!is_read_first(window(9, true), MAX_INCREMENT));
+    assert!(is_read_first(window(9, true), MAX_INCREMENT + 1));
+    assert!(is_read_first(window(9, false), 1), "denied hits are not added");
 }
 
 /// Another instance begins the same window between the two commands of this one.
@@ -277,11 +295,11 @@ fn written_hits_of_a_request_that_is_denied_later_are_rolled_back() {
     }
 }
 
-/// Without the second denial, the request would keep what it has written in the first round.
+/// The written hit has used up its counter, which does not prevent the other one.
 #[test]
 fn written_hits_count_once_if_the_request_is_allowed_later() {
     let mut items = Items::default();
-    let hits = [take("a", bucket(5), 3), take("b", bucket(5), 3)];
+    let hits = [take("a", bucket(5), 5), take("b", bucket(5), 3)];
     let (request, mut answer) = request(&hits, Charge::All, at(0));
     items.run(vec![request], |items, number| {
         if number == 0 {
@@ -289,9 +307,29 @@ fn written_hits_count_once_if_the_request_is_allowed_later() {
         }
     });
     assert_eq!(allowed(&answer.try_recv().unwrap()), [true, true]);
-    for (name, left) in [("a", 2), ("b", 1)] {
+    for (name, left) in [("a", 0), ("b", 1)] {
         assert_eq!(allowed(&items.decide(&[take(name, bucket(5), left + 1)], Charge::Each, at(0))), [false]);
         assert_eq!(allowed(&items.decide(&[take(name, bucket(5), left)], Charge::Each, at(0))), [true]);
+    }
+}
+
+/// Only a denied hit that was counted is rolled back.
+#[test]
+fn denied_hits_that_prevent_nothing_are_rolled_back_if_they_count() {
+    for counts_denied in [true, false] {
+        let mut items = Items::default();
+        let program = window(5, counts_denied);
+        items.decide(&[take("a", program, 5)], Charge::Each, at(0));
+        let before = items.text("a").to_owned();
+        let hits = [Hit { blocks: Blocks::Never, ..take("a", program, 3) }, take("b", bucket(1), 1)];
+        let (request, mut answer) = request(&hits, Charge::All, at(0));
+        items.run(vec![request], |items, number| {
+            if number == 0 {
+                items.decide(&[take("b", bucket(1), 1)], Charge::Each, at(0));
+            }
+        });
+        assert_eq!(allowed(&answer.try_recv().unwrap())[1..], [false]);
+        assert_eq!(items.text("a"), before, "{counts_denied}");
     }
 }
 
@@ -313,23 +351,44 @@ fn the_written_hits_of_an_abandoned_request_are_rolled_back() {
 }
 
 #[test]
+fn the_written_hits_of_an_abandoned_request_stay_if_each_is_charged_alone() {
+    let mut items = Items::default();
+    let hits = [take("a", bucket(5), 3), take("b", bucket(5), 1)];
+    let (request, answer) = request(&hits, Charge::Each, at(0));
+    let mut answer = Some(answer);
+    items.run(vec![request], |items, number| {
+        if number == 0 {
+            items.decide(&[take("b", bucket(5), 1)], Charge::Each, at(0));
+            answer = None;
+        }
+    });
+    assert_eq!(allowed(&items.decide(&[take("a", bucket(5), 3)], Charge::Each, at(0))), [false]);
+    assert_eq!(allowed(&items.decide(&[take("b", bucket(5), 4)], Charge::Each, at(0))), [true]);
+}
+
+#[test]
 fn rollbacks_that_always_fail_end_and_are_counted() {
     let mut items = Items::default();
-    let hits = [take("a", bucket(5), 5), take("b", bucket(5), 1)];
+    let refund = Hit { action: Action::Refund, blocks: Blocks::Never, ..take("c", bucket(5), 1) };
+    let hits = [take("a", bucket(5), 5), take("b", bucket(5), 1), refund];
+    items.decide(&[take("c", bucket(5), 5)], Charge::Each, at(0));
     let (request, mut answer) = request(&hits, Charge::All, at(0));
     let failed = items.run(vec![request], |items, number| {
-        // From the first round on, another instance uses up the second counter and then changes the first one always.
-        let (name, cost) = if number == 0 { ("b", 5) } else { ("a", 0) };
-        items.decide(&[take(name, bucket(5), cost)], Charge::Each, at(0));
-        if number > 0 {
+        // From the first round on, another instance uses up the second counter and then changes the others always.
+        if number == 0 {
+            items.decide(&[take("b", bucket(5), 5)], Charge::Each, at(0));
+        } else {
             let value = items.items["a"].value.clone();
             items.set("a", value);
         }
+        let value = items.items["c"].value.clone();
+        items.set("c", value);
     });
-    assert_eq!(failed, 1);
+    assert_eq!(failed, 1, "the refund is no rollback");
     let outcomes = answer.try_recv().unwrap();
     assert_eq!(outcomes[0].as_ref().unwrap_err(), &StoreError::Rejected);
     assert!(!outcomes[1].as_ref().unwrap().allowed);
+    assert_eq!(outcomes[2].as_ref().unwrap_err(), &StoreError::Rejected);
 }
 
 #[test]
@@ -347,6 +406,35 @@ fn an_item_with_other_data_is_an_error_of_its_own_hits() {
     round.decide(replies);
     assert!(round.has_invalid_item());
     assert_eq!(allowed(&items.decide(&[take("c", bucket(5), 5)], Charge::Each, at(0))), [true]);
+}
+
+/// The number that the server returns after an addition is at least what was added.
+#[test]
+fn a_number_below_the_added_cost_is_other_data() {
+    let (request, mut answer) = request(&[take("w", window(9, true), 5)], Charge::Each, at(0));
+    let mut round = Round::new(vec![request], "");
+    assert!(!is_read_first(&round));
+    let writes = round.decide(vec![Reply::Value { value: b"4".to_vec(), version: 1 }]);
+    assert_eq!(writes.count(), 0);
+    assert!(round.has_invalid_item());
+    round.finish(Vec::new(), &mut 0);
+    assert_eq!(answer.try_recv().unwrap()[0].as_ref().unwrap_err(), &StoreError::Rejected);
+}
+
+/// An item can be evicted between the two commands.
+#[test]
+fn a_counter_that_is_gone_meanwhile_begins_again() {
+    let mut items = Items::default();
+    items.decide(&[take("b", bucket(3), 1)], Charge::Each, at(0));
+    let (request, mut answer) = request(&[take("b", bucket(3), 2)], Charge::Each, at(0));
+    items.run(vec![request], |items, number| {
+        if number == 0 {
+            items.items.clear();
+        }
+    });
+    assert_eq!(allowed(&answer.try_recv().unwrap()), [true]);
+    assert_eq!(allowed(&items.decide(&[take("b", bucket(3), 1)], Charge::Each, at(0))), [true]);
+    assert_eq!(allowed(&items.decide(&[take("b", bucket(3), 1)], Charge::Each, at(0))), [false]);
 }
 
 /// The server is out of memory: the hit is an error, and the other hits of the request are rolled back.
