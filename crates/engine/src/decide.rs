@@ -557,11 +557,16 @@ fn metadata(limits: &[PreparedLimit<'_, '_>], statuses: &[Status]) -> Option<Met
 mod tests {
     use std::num::NonZeroU32;
 
+    use sluicegate_metrics::Totals;
     use sluicegate_rules::Options;
+    use sluicegate_store::Grant;
 
     use super::*;
-    use crate::Settings;
-    use crate::testing::{NOW, descriptor, engine_with};
+    use crate::{
+        Override, Overrides, Settings,
+        overrides::Target,
+        testing::{NOW, descriptor, engine_with, refund},
+    };
 
     #[test]
     fn the_failure_policy_decides_after_the_store_failed() {
@@ -589,5 +594,134 @@ mod tests {
         let counts = FailurePolicy::ALL.map(|policy| engine.statistics.on_error[policy as usize].get());
         assert_eq!(counts, [1, 2, 1, 3]);
         assert_eq!(engine.statistics.missing_answers.get(), 7);
+        let mut totals = Totals::new();
+        engine.statistics.add_totals(&mut totals);
+        let counted = ["within_limit", "over_limit"]
+            .map(|name| totals[&format!("ratelimit.service.rate_limit.api.alone.{name}")]);
+        assert_eq!(counted, [2, 1], "a local decision is counted");
+    }
+
+    #[test]
+    fn a_local_decision_is_by_the_override_and_the_holder() {
+        let text = "domain: api\ndescriptors:\n- {key: user, rate_limit: {unit: year, requests_per_unit: 9, on_error: local}}\n\
+                    - {key: slots, rate_limit: {algorithm: concurrency, limit: 2, hold: 1h, holder: id, on_error: local}}\n";
+        let instances = NonZeroU32::new(2).unwrap();
+        let options = Options { instances, ..Options::default() };
+        let engine = engine_with(text, options, Settings { instances, ..Settings::default() });
+        let mut overrides = Overrides::default();
+        let target = Target::parse("limit|api|user=x").unwrap();
+        let value = "2/year".into();
+        let [author, reason] = ["alice", "test"].map(Into::into);
+        overrides.put(Override { target, value, until: None, author, reason, at: NOW, version: 1 }, options).unwrap();
+        let snapshot = engine.rules.load().with(overrides, None, NOW);
+        let allowed = |entries: &[(&'static str, &'static str)]| {
+            let descriptors = SmallVec::from_elem(descriptor(entries, 1), 1);
+            let request = Request { domain: "api", descriptors, feedback: Vec::new() };
+            let mut prepared = PreparedRequest::new(&request, NOW);
+            engine.prepare(&snapshot, &mut prepared);
+            let limit = prepared.charged().next().unwrap();
+            engine.apply_failure_policy(limit, StoreError::Timeout, NOW).unwrap().allowed
+        };
+        assert_eq!([allowed(&[("user", "x")]), allowed(&[("user", "x")])], [true, false], "half of the override");
+        let slot = |holder| allowed(&[("slots", "x"), ("id", holder)]);
+        assert_eq!([slot("a"), slot("b"), slot("a")], [true, false, true], "half of the slots");
+    }
+
+    /// Returns the limits of a request as `check` expects, before a store has answered.
+    fn prepared<T>(text: &str, descriptors: &[Descriptor<'_>], check: impl Fn(&PreparedRequest<'_, '_>) -> T) -> T {
+        let engine = engine_with(text, Options::default(), Settings::default());
+        let snapshot = engine.rules.load_full();
+        let feedback = vec![Feedback { demand: 7, ..Feedback::default() }; descriptors.len()];
+        let request = Request { domain: "api", descriptors: descriptors.into(), feedback };
+        let mut prepared = PreparedRequest::new(&request, NOW);
+        engine.prepare(&snapshot, &mut prepared);
+        check(&prepared)
+    }
+
+    #[test]
+    fn what_prevents_the_takes_of_a_request_follows_from_the_failure_policy() {
+        let text = "domain: api\ndescriptors:\n- {key: default, rate_limit: {unit: year, requests_per_unit: 4}}\n\
+                    - {key: open, rate_limit: {unit: year, requests_per_unit: 4, on_error: allow}}\n\
+                    - {key: closed, rate_limit: {unit: year, requests_per_unit: 4, on_error: deny, penalty: 1m}}\n";
+        let limit = |descriptor: Descriptor<'_>| {
+            prepared(text, &[descriptor], |prepared| {
+                let limit = prepared.charged().next().unwrap();
+                (limit.hit.blocks, limit.penalty.is_some())
+            })
+        };
+        let one = |key| descriptor(&[(key, "x")], 1);
+        assert_eq!(limit(one("default")), (Blocks::OnDenialOrError, false));
+        assert_eq!(limit(one("open")), (Blocks::OnDenial, false));
+        assert_eq!(limit(one("closed")), (Blocks::OnDenialOrError, true));
+        assert_eq!(limit(refund(one("closed"))), (Blocks::Never, false));
+    }
+
+    #[test]
+    fn hits_with_a_cost_and_those_of_several_limits_are_not_granted_to_callers() {
+        let text = "domain: api\ndescriptors:\n- {key: plain, rate_limit: {unit: year, requests_per_unit: 4}}\n\
+                    - {key: cost, rate_limit: {unit: year, requests_per_unit: 4, cost_per_hit: 2}}\n\
+                    - {key: two, rate_limits: [{unit: year, requests_per_unit: 4}, {unit: day, requests_per_unit: 4, name: d}]}\n";
+        let demand = |key| {
+            let demands =
+                |prepared: &PreparedRequest<'_, '_>| prepared.charged().map(|limit| limit.hit.demand).collect();
+            prepared::<Vec<u64>>(text, &[descriptor(&[(key, "x")], 1)], demands)
+        };
+        assert_eq!(["plain", "cost", "two"].map(demand), [vec![7], vec![0], vec![0, 0]]);
+    }
+
+    /// The parts of a request that are applied in one call each, as ranges of hits.
+    #[test]
+    fn the_limits_of_a_descriptor_are_applied_in_one_call() {
+        let text = "domain: api\ndescriptors:\n- {key: one, rate_limit: {unit: year, requests_per_unit: 4}}\n\
+                    - {key: two, rate_limits: [{unit: year, requests_per_unit: 4}, {unit: day, requests_per_unit: 4, name: d}]}\n";
+        let parts = |keys: &[&'static str]| {
+            let descriptors: Vec<_> = keys.iter().map(|key| descriptor(&[(*key, "x")], 1)).collect();
+            prepared(text, &descriptors, |prepared| {
+                prepared.parts().into_iter().map(|part| (part.hits, part.charge)).collect::<Vec<_>>()
+            })
+        };
+        assert_eq!(parts(&["one", "one"]), [(0..2, Charge::Each)]);
+        assert_eq!(parts(&["two", "two"]), [(0..2, Charge::All), (2..4, Charge::All)]);
+        let mixed = [(0..1, Charge::Each), (1..3, Charge::All), (3..4, Charge::Each), (4..5, Charge::Each)];
+        assert_eq!(parts(&["one", "two", "one", "one"]), mixed);
+    }
+
+    #[test]
+    fn only_one_of_several_hits_on_a_counter_receives_its_grant() {
+        let text =
+            "domain: api\ncharge: all\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 9}}]";
+        let engine = engine_with(text, Options::default(), Settings::default());
+        let snapshot = engine.rules.load_full();
+        let descriptors = SmallVec::from_elem(descriptor(&[("user", "x")], 1), 2);
+        let request = Request { domain: "api", descriptors, feedback: Vec::new() };
+        let mut prepared = PreparedRequest::new(&request, NOW);
+        engine.prepare(&snapshot, &mut prepared);
+        let grant = Some(Grant { hits: NonZeroU32::MIN, ttl: Micros::from_secs(1), id: 1 });
+        let decision = Decision { allowed: true, ..Decision::default() };
+        prepared.set_answers(SmallVec::from_elem(Ok(HitDecision { decision, decider: Decider::Lease, grant }), 1));
+        let verdict = engine.finish(&snapshot, &mut prepared).unwrap();
+        assert_eq!([verdict.statuses[0].grant, verdict.statuses[1].grant], [grant, None]);
+    }
+
+    /// The hits below the limit that a cached denial does not take are over the limit, too.
+    #[test]
+    fn a_denial_from_the_cache_is_counted_as_a_whole() {
+        let text = "domain: api\ndescriptors: [{key: user, rate_limit: {unit: year, requests_per_unit: 4}}]";
+        for (decider, within, over) in [(Decider::Store, 3, 2), (Decider::DenyCache, 0, 5)] {
+            let engine = engine_with(text, Options::default(), Settings::default());
+            let snapshot = engine.rules.load_full();
+            let descriptors = SmallVec::from_elem(descriptor(&[("user", "x")], 5), 1);
+            let request = Request { domain: "api", descriptors, feedback: Vec::new() };
+            let mut prepared = PreparedRequest::new(&request, NOW);
+            engine.prepare(&snapshot, &mut prepared);
+            let decision = Decision { used: 6, ..Decision::default() };
+            prepared.set_answers(SmallVec::from_elem(Ok(HitDecision { decision, decider, grant: None }), 1));
+            engine.finish(&snapshot, &mut prepared).unwrap();
+            let mut totals = Totals::new();
+            engine.statistics.add_totals(&mut totals);
+            let counted = ["within_limit", "over_limit"]
+                .map(|name| totals[&format!("ratelimit.service.rate_limit.api.user.{name}")]);
+            assert_eq!(counted, [within, over], "{decider:?}");
+        }
     }
 }

@@ -160,15 +160,15 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
             parts.push(Part::new(0..count, self.charge));
             return parts;
         }
-        let mut descriptor = None;
+        let mut previous = None;
         let mut first = 0;
         for limit in self.charged() {
             let next = first + limit.hit_count();
-            let is_next = match descriptor {
-                Some(descriptor) if limit.is_grouped => ptr::eq(descriptor, limit.descriptor),
-                Some(_) | None => false,
+            let is_next = match previous {
+                Some(previous) => limit.is_grouped && ptr::addr_eq(previous, limit.descriptor),
+                None => false,
             };
-            descriptor = limit.is_grouped.then_some(limit.descriptor);
+            previous = Some(limit.descriptor);
             match parts.last_mut() {
                 Some(part) if is_next => part.hits.end = next,
                 // Also a group of one limit takes nothing if it denies.
@@ -314,11 +314,9 @@ impl<'s, 'd> PreparedRequest<'s, 'd> {
                     continue;
                 };
                 let is_same = other.hit.counter.name == limit.hit.counter.name && other.hit.action == limit.hit.action;
-                if is_same && other.included_in.is_none() {
+                if is_same {
                     other.hit.cost = other.hit.cost.saturating_add(limit.hit.cost);
                     limit.included_in = Some(first);
-                    // The earlier limit has the same one.
-                    limit.penalty = None;
                     break;
                 }
             }

@@ -617,6 +617,69 @@ fn the_hits_of_a_descriptor_with_several_limits_are_ranked_once() {
     assert_eq!([ranked(RankBy::Requested), ranked(RankBy::Denied)], [3, 1]);
 }
 
+/// A request that the second limit denies takes nothing from the first one, which would allow it.
+#[test]
+fn a_limit_of_several_that_takes_nothing_counts_nothing() {
+    let rule =
+        "{key: user, rate_limits: [{unit: day, requests_per_unit: 9}, {unit: day, requests_per_unit: 2, name: d}]}";
+    let engine = engine(&format!("domain: api\ndescriptors: [{rule}]"));
+    assert!(decide(&engine, &[one("user", 3)]).is_denied());
+    assert_eq!(counts(&engine, "user"), [0, 0, 0]);
+    let over = ["within_limit", "over_limit"].map(|name| count(&engine, &format!("rate_limit.api.user.d.{name}")));
+    assert_eq!(over, [0, 3], "the hits below the limit were not taken either");
+    let ranked = |by| engine.top.as_ref().unwrap().ranking(by, 9, TopEntities::DEFAULT_PERIOD, NOW, |_, _| true).hits;
+    assert_eq!(ranked(RankBy::Denied), 3);
+}
+
+#[test]
+fn a_limit_in_quota_mode_that_an_override_blocks_does_not_prevent_the_takes_of_others() {
+    let several = "{key: user, quota_mode: true, rate_limits: [{unit: day, requests_per_unit: 9}, \
+                   {unit: day, requests_per_unit: 9, name: d}]}";
+    let engine = engine(&format!("domain: api\ndescriptors: [{several}]"));
+    set(&engine, &[("limit|api|user=x", "{limits: {d: blocked}}")]);
+    assert_eq!(remaining(&decide_one(&engine, one("user", 1))), [("d", 0), ("", 8)]);
+    // A blocked limit in quota mode denies no request under `charge: all` either.
+    let engine = engine_with(&charge_all(), Options::default(), Settings::default());
+    set(&engine, &[("switch|rule|api|quota", "deny")]);
+    assert_eq!(statuses(&decide(&engine, &[one("wide", 1), one("quota", 1)]))[0], (true, 9));
+}
+
+#[test]
+fn a_blocked_limit_prevents_the_takes_of_its_own_descriptor_only() {
+    let engine = engine(SEVERAL);
+    set(&engine, &[("limit|api|user=blocked", "{limits: {per_month: blocked}}")]);
+    let both = [descriptor(&[("user", "blocked")], 1), one("other", 1)];
+    let verdict = decide(&engine, &both);
+    assert_eq!(remaining(&verdict.statuses[0]), [("per_month", 0), ("per_day", 3), ("", 2)]);
+    assert_eq!(verdict.statuses[1].remaining, 4);
+}
+
+#[test]
+fn a_denial_of_one_entity_does_not_affect_the_counts_of_another() {
+    let engine = engine(SEVERAL);
+    let verdict = decide(&engine, &[descriptor(&[("user", "a")], 1), descriptor(&[("user", "b")], 3)]);
+    assert!(verdict.is_denied());
+    assert_eq!(counts(&engine, "user"), [1, 3, 0]);
+}
+
+#[test]
+fn a_take_and_a_refund_of_one_counter_are_not_added_up() {
+    let engine = engine(&charge_all());
+    decide(&engine, &[one("wide", 5)]);
+    decide(&engine, &[one("wide", 3), refund(one("wide", 2))]);
+    assert_eq!(decide_one(&engine, one("wide", 0)).remaining, 4);
+    assert_eq!(counts(&engine, "wide"), [8, 0, 0], "a refund is no decision");
+}
+
+#[test]
+fn a_switch_that_denies_does_not_prevent_a_refund() {
+    let engine = engine(&charge_all());
+    decide(&engine, &[one("wide", 5)]);
+    set(&engine, &[("switch|rule|api|narrow", "deny")]);
+    decide(&engine, &[refund(one("wide", 2)), one("narrow", 1)]);
+    assert_eq!(decide_one(&engine, one("wide", 0)).remaining, 7);
+}
+
 #[test]
 fn several_limits_are_charged_with_the_other_descriptors_under_charge_all() {
     let engine = engine(&SEVERAL.replace("domain: api", "domain: api\ncharge: all"));
