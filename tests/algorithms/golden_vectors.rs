@@ -141,6 +141,24 @@ async fn redis_matches_the_vectors() {
     replay(&AnyStore::Redis(connect(&server.url(), Duration::from_secs(3_600)).await)).await;
 }
 
+/// Buckets expire at multiples of a sixteenth of their drain time. A hit that drains within a microsecond has no lifetime
+/// left there, which Redis would reject.
+#[tokio::test]
+async fn a_hit_that_drains_within_a_microsecond_is_stored_in_redis() {
+    let server = RedisServer::start();
+    let store = AnyStore::Redis(connect(&server.url(), Duration::ZERO).await);
+    for algorithm in ["gcra", "token_bucket", "leaky_bucket"] {
+        let text = format!(r#"{{"algorithm": "{algorithm}", "unit": "second", "requests_per_unit": 4000000000}}"#);
+        let limit = limit(&serde_json::from_str(&text).unwrap());
+        let counter = Counter::new(algorithm, *limit.algorithm());
+        for cost in 1..4 {
+            let decisions =
+                unwrap_decisions(store.apply(&[counter.take(cost)], Charge::Each, Micros::new(START)).await);
+            assert!(decisions[0].allowed, "{algorithm}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn memcached_matches_the_vectors() {
     let server = MemcachedServer::at(START);

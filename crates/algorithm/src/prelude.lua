@@ -8,10 +8,10 @@ local ceil, floor, max, min = math.ceil, math.floor, math.max, math.min
 local call, byte, pack, unpack_numbers = redis.call, string.byte, struct.pack, struct.unpack
 local sub = string.sub
 
--- Returns the lifetime in milliseconds of a key whose state has a meaning for `lifetime` microseconds. The key outlives
--- it by `jitter` milliseconds, at most by its lifetime, so that keys of one window do not expire together.
+-- Returns the lifetime in milliseconds of a key whose state has a meaning for `lifetime` microseconds, at least 1. The
+-- key outlives it by `jitter` milliseconds, at most by its lifetime, so that keys of one window do not expire together.
 local function key_lifetime(lifetime, jitter)
-  local millis = ceil(lifetime / 1000)
+  local millis = max(ceil(lifetime / 1000), 1)
   return millis + (BOUND_JITTER and jitter % (millis + 1) or jitter)
 end
 

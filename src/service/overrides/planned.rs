@@ -176,6 +176,7 @@ mod tests {
     async fn an_override_begins_in_memory_and_is_then_written() {
         let member = member();
         put(&member, &planned(&member, 10), Some("deny")).await.unwrap();
+        assert_eq!(member.context.until_next_beginning(), POLL_INTERVAL, "the clock may be changed");
         advance(&member, 9_999_999);
         member.context.publish_beginnings();
         assert_eq!(mode(&member), None);
@@ -223,6 +224,39 @@ mod tests {
             (mode(&member), stored(&member).await),
             (Some("enforce"), vec!["switch|everything enforce".to_owned()])
         );
+    }
+
+    #[tokio::test]
+    async fn an_override_in_force_is_replaced_when_the_planned_one_begins() {
+        let member = member();
+        put(&member, &Target::parse(SWITCH).unwrap(), Some("off")).await.unwrap();
+        put(&member, &planned(&member, 10), Some("deny")).await.unwrap();
+        advance(&member, 10_000_000);
+        journal(&member).poll().await;
+        assert_eq!(stored(&member).await, ["switch|everything deny"]);
+        // One with the same content is not written again.
+        let after = journal(&member).changes_after(0).unwrap().len();
+        journal(&member).poll().await;
+        assert_eq!(journal(&member).changes_after(0).unwrap().len(), after);
+    }
+
+    /// The change of one target does not wait for the writes of all others that have begun.
+    #[tokio::test]
+    async fn a_change_first_writes_what_has_begun_for_its_own_target() {
+        let member = member();
+        let switch = Target::parse(SWITCH).unwrap();
+        let from = member.context.clock.now() + Micros::from_secs(10);
+        let other = Target::parse("switch|domain|api").unwrap().planned(from).unwrap();
+        for target in [&planned(&member, 10), &other] {
+            put(&member, target, Some("deny")).await.unwrap();
+        }
+        advance(&member, 10_000_000);
+        put(&member, &switch, Some("shadow")).await.unwrap();
+        assert_eq!(stored(&member).await, ["switch|everything shadow".to_owned(), format!("{other} deny")]);
+        journal(&member).poll().await;
+        let mut stored = stored(&member).await;
+        stored.sort();
+        assert_eq!(stored, ["switch|domain|api deny", "switch|everything shadow"]);
     }
 
     #[tokio::test]
