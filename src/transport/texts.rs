@@ -32,7 +32,7 @@ pub(super) fn domain_of(message: &[u8]) -> String {
     domain
 }
 
-/// Returns whether a text looks like one that [`escaped`] or [`bounded`](crate::engine::bounded) wrote.
+/// Returns whether a text looks like one that [`escaped`] or [`bounded`] wrote.
 fn is_ambiguous(text: &str) -> bool {
     text.contains('\\') && (contains_escaped_byte(text) || ends_like_bounded(text))
 }

@@ -10,8 +10,8 @@
 //!   of a limit are decided one by one. There is no lease below 32 hits. A call is never repeated: if its answer does
 //!   not arrive, the hits that it took stay unused.
 //! - **Use** ([`Lease::decide`], [`Lease::take_all`]): a hit takes held hits. Hits can be used until the lease ends
-//!   ([`Algorithm::lease_ends`]) by the store's clock. That clock is read after the call was sent, but the lifetime
-//!   here starts with the call, so a lease ends slightly early here, never late.
+//!   ([`lease_ends`](sluicegate_algorithm::Algorithm::lease_ends)) by the store's clock. That clock is read after the
+//!   call was sent, but the lifetime here starts with the call, so a lease ends slightly early here, never late.
 //! - **Restore** ([`Lease::restore`]): a denied request returns its hits to the lease.
 //! - **Grant** ([`Lease::grant`], then [`Lease::report`], [`Lease::revoke`] or [`Lease::expire_grants`]): a caller gets
 //!   a part of the held hits to use without checks, until the lease ends at the latest. Granted hits count as used.

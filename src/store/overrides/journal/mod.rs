@@ -3,7 +3,7 @@
 //!
 //! A line is written and synced before its change takes effect. Only the last line can be incomplete, after a crash or
 //! on a full disk, and it is removed at the next start. When there are 1,000 more obsolete lines than overrides, the
-//! journal is rewritten: a new file is renamed over the old one ([`file`]). A file that cannot be replaced, such as a
+//! journal is rewritten: a new file is renamed over the old one ([`mod@file`]). A file that cannot be replaced, such as a
 //! mount of its own, is shortened in place ([`in_place`]).
 //!
 //! One process at a time holds the lock of the file. Another process reads the file and follows it
