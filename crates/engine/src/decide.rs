@@ -627,7 +627,7 @@ mod tests {
         assert_eq!([slot("a"), slot("b"), slot("a")], [true, false, true], "half of the slots");
     }
 
-    /// Returns the limits of a request as `check` expects, before a store has answered.
+    /// Prepares a request, and returns what `check` returns for it before a store has answered.
     fn prepared<T>(text: &str, descriptors: &[Descriptor<'_>], check: impl Fn(&PreparedRequest<'_, '_>) -> T) -> T {
         let engine = engine_with(text, Options::default(), Settings::default());
         let snapshot = engine.rules.load_full();
@@ -669,7 +669,6 @@ mod tests {
         assert_eq!(["plain", "cost", "two"].map(demand), [vec![7], vec![0], vec![0, 0]]);
     }
 
-    /// The parts of a request that are applied in one call each, as ranges of hits.
     #[test]
     fn the_limits_of_a_descriptor_are_applied_in_one_call() {
         let text = "domain: api\ndescriptors:\n- {key: one, rate_limit: {unit: year, requests_per_unit: 4}}\n\

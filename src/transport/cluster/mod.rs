@@ -256,8 +256,8 @@ impl Cluster {
             }
             Err(_) => tracing::warn!(
                 timeout = ?self.settings.join_timeout,
-                "the join did not end within cluster.join_timeout, because a peer has not responded or the copy of its counters \
-                 is incomplete; serving without the hits of peers until it ends"
+                "the join did not end within cluster.join_timeout, because a peer has not responded or the copy of its \
+                 counters is incomplete; serving without the hits of peers until it ends"
             ),
         }
     }

@@ -335,35 +335,26 @@ fn denied_hits_that_prevent_nothing_are_rolled_back_if_they_count() {
 
 /// A caller that does not wait any more has been told that nothing was decided in time.
 #[test]
-fn the_written_hits_of_an_abandoned_request_are_rolled_back() {
-    let mut items = Items::default();
-    let hits = [take("a", bucket(5), 5), take("b", bucket(5), 1)];
-    let (request, answer) = request(&hits, Charge::All, at(0));
-    let mut answer = Some(answer);
-    items.run(vec![request], |items, number| {
-        if number == 0 {
-            items.decide(&[take("b", bucket(5), 1)], Charge::Each, at(0));
-            answer = None;
-        }
-    });
-    assert_eq!(allowed(&items.decide(&[take("a", bucket(5), 5)], Charge::Each, at(0))), [true]);
-    assert_eq!(allowed(&items.decide(&[take("b", bucket(5), 4)], Charge::Each, at(0))), [true]);
-}
-
-#[test]
-fn the_written_hits_of_an_abandoned_request_stay_if_each_is_charged_alone() {
-    let mut items = Items::default();
-    let hits = [take("a", bucket(5), 3), take("b", bucket(5), 1)];
-    let (request, answer) = request(&hits, Charge::Each, at(0));
-    let mut answer = Some(answer);
-    items.run(vec![request], |items, number| {
-        if number == 0 {
-            items.decide(&[take("b", bucket(5), 1)], Charge::Each, at(0));
-            answer = None;
-        }
-    });
-    assert_eq!(allowed(&items.decide(&[take("a", bucket(5), 3)], Charge::Each, at(0))), [false]);
-    assert_eq!(allowed(&items.decide(&[take("b", bucket(5), 4)], Charge::Each, at(0))), [true]);
+fn the_written_hits_of_an_abandoned_request_stay_unless_they_are_charged_all_or_none() {
+    for (charge, left) in [(Charge::All, 5), (Charge::Each, 2)] {
+        let mut items = Items::default();
+        let hits = [take("a", bucket(5), 3), take("b", bucket(5), 1)];
+        let (request, answer) = request(&hits, charge, at(0));
+        let mut answer = Some(answer);
+        items.run(vec![request], |items, number| {
+            if number == 0 {
+                items.decide(&[take("b", bucket(5), 1)], Charge::Each, at(0));
+                answer = None;
+            }
+        });
+        assert_eq!(
+            allowed(&items.decide(&[take("a", bucket(5), left + 1)], Charge::Each, at(0))),
+            [false],
+            "{charge:?}"
+        );
+        assert_eq!(allowed(&items.decide(&[take("a", bucket(5), left)], Charge::Each, at(0))), [true], "{charge:?}");
+        assert_eq!(allowed(&items.decide(&[take("b", bucket(5), 4)], Charge::Each, at(0))), [true], "{charge:?}");
+    }
 }
 
 #[test]
