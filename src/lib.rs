@@ -49,7 +49,7 @@
 //! | use cases | [`service`] | checks, reloads, overrides, candidate rules, reports of resources, recording |
 //! | | [`store`] | the store that the settings select, and overrides in a file |
 //! | measurement | [`telemetry`] | setup of logs, metrics and traces |
-//! | | [`process`] | pauses of the process, stalls of its threads |
+//! | | [`process`] | pauses of the process, stalls of its threads, its CPU, memory and files |
 //! | crates | [`replay`], [`traffic`] | recorded requests, and the decisions of other rules about them |
 //! | | [`engine`] | matching, hits, verdicts and statistics |
 //! | | [`rules`] | rule files and the rule sets that they are compiled into |

@@ -74,11 +74,8 @@ pub(super) async fn stop_exporters(
     if let Some(statsd) = statsd {
         statsd.stop().await;
     }
-    let stopped = tokio::task::spawn_blocking(move || {
-        if let Some(recorder) = recorder {
-            recorder.finish();
-        }
-        telemetry.stop();
-    });
-    let _ = stopped.await;
+    if let Some(recorder) = recorder {
+        let _ = tokio::task::spawn_blocking(move || recorder.finish()).await;
+    }
+    telemetry.stop().await;
 }

@@ -8,6 +8,7 @@ use super::AppError;
 use crate::{
     engine::{Statistics, StatisticsSettings},
     metrics::{Totals, WorkerId},
+    process::observe_usage,
     service::{Clock, decisions, reload::RulesInForce},
     settings::Settings,
     store,
@@ -41,10 +42,13 @@ impl Telemetry {
         let store_metrics = store::Metrics::new(recorders);
         let decision_metrics = decisions::Metrics::new(recorders);
         let histograms = vec![Arc::clone(decision_metrics.latency()), Arc::clone(store_metrics.calls.latency())];
+        let clock = Clock::System;
+        let meters = Meters::start(&settings.telemetry.otlp, histograms)?;
+        observe_usage(&meters, clock.now());
         Ok(Self {
-            clock: Clock::System,
+            clock,
             workers,
-            meters: Meters::start(&settings.telemetry.otlp, histograms)?,
+            meters,
             traces: Traces::start_exporting(&settings.telemetry.otlp)?,
             statsd: Statsd::new(&settings.telemetry.statsd)?,
             statistics: Statistics::new(recorders, statistics_settings),
@@ -83,10 +87,11 @@ impl Telemetry {
         Some(StatsdExport { stop, task })
     }
 
-    /// Exports all buffered telemetry. Blocks the thread.
-    pub(super) fn stop(&self) {
-        self.meters.stop();
-        self.traces.stop();
+    /// Exports the last metrics and all buffered spans.
+    pub(super) async fn stop(self) {
+        self.meters.stop().await;
+        let traces = self.traces;
+        let _ = tokio::task::spawn_blocking(move || traces.stop()).await;
     }
 }
 

@@ -8,4 +8,6 @@
 #[cfg_attr(windows, path = "windows.rs")]
 mod system;
 
-pub(crate) use system::{Interrupt, Terminate, interrupt, lower_thread_priority, process_cpu_time, terminate};
+pub(crate) use system::{
+    Interrupt, Terminate, interrupt, lower_thread_priority, max_open_files, process_cpu_time, terminate,
+};

@@ -2,7 +2,10 @@
 
 use std::{io, time::Duration};
 
-use rustix::time::{ClockId, clock_gettime};
+use rustix::{
+    process::{Resource, getrlimit},
+    time::{ClockId, clock_gettime},
+};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// A stream of SIGTERM.
@@ -24,6 +27,11 @@ pub(crate) fn interrupt() -> io::Result<Interrupt> {
 pub(crate) fn process_cpu_time() -> Option<Duration> {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Some(Duration::new(time.tv_sec as u64, time.tv_nsec as u32))
+}
+
+/// Returns the maximum number of open file descriptors, or `None` if there is none.
+pub(crate) fn max_open_files() -> Option<u64> {
+    getrlimit(Resource::Nofile).current
 }
 
 /// Sets the nice value of this thread. If that is not possible, the thread keeps its priority.

@@ -24,5 +24,10 @@ pub(crate) fn process_cpu_time() -> Option<Duration> {
     None
 }
 
+/// Returns `None`: the metric exists on Linux only.
+pub(crate) fn max_open_files() -> Option<u64> {
+    None
+}
+
 /// Does nothing: nice values do not exist on Windows.
 pub(crate) fn lower_thread_priority(_: i32) {}

@@ -2,7 +2,6 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use prometheus::{Registry, proto::MetricFamily};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -11,7 +10,7 @@ use super::{
     exposition::{Exposition, Family, Kind, Sample, Value},
     mapping::Mapping,
 };
-use crate::metrics::{Histogram, Totals};
+use crate::metrics::{Histogram, Registry, Totals};
 
 /// Prefix of the metrics that the Prometheus exporter of envoyproxy/ratelimit provides.
 const ENVOYPROXY_PREFIX: &str = "ratelimit_service_";
@@ -36,7 +35,7 @@ pub struct PrometheusSettings {
 
 /// The page of all metrics.
 pub struct MetricsPage {
-    registry: Registry,
+    registry: Arc<Registry>,
     histograms: Vec<Arc<Histogram>>,
     milliseconds: bool,
     mapping: Option<Mapping>,
@@ -45,7 +44,7 @@ pub struct MetricsPage {
 
 impl MetricsPage {
     pub(super) fn new(
-        registry: Registry,
+        registry: Arc<Registry>,
         histograms: Vec<Arc<Histogram>>,
         settings: &PrometheusSettings,
         totals: impl Fn() -> Totals + Send + Sync + 'static,
@@ -66,8 +65,7 @@ impl MetricsPage {
     /// Returns all metrics in the given format.
     #[must_use]
     pub fn write(&self, exposition: Exposition) -> Vec<u8> {
-        let gathered: Vec<MetricFamily> = self.registry.gather();
-        let mut families: Vec<_> = gathered.iter().map(Family::from_registry).collect();
+        let mut families: Vec<_> = self.registry.collect().into_iter().map(Family::from).collect();
         for histogram in &self.histograms {
             families.push(self.histogram(histogram));
             families.extend(in_seconds(histogram));
@@ -135,7 +133,7 @@ mod tests {
                 Arc::new(histogram)
             });
             let settings = PrometheusSettings { milliseconds, ..PrometheusSettings::default() };
-            let page = MetricsPage::new(Registry::new(), histograms.to_vec(), &settings, Totals::new).unwrap();
+            let page = MetricsPage::new(Arc::default(), histograms.to_vec(), &settings, Totals::new).unwrap();
             let text = String::from_utf8(page.write(Exposition::Text)).unwrap();
             text.lines().filter(|line| line.contains("_sum ")).map(str::to_owned).collect::<Vec<_>>()
         };
@@ -151,7 +149,7 @@ mod tests {
         let histograms = vec![Arc::new(histogram)];
         for milliseconds in [false, true] {
             let settings = PrometheusSettings { milliseconds, ..PrometheusSettings::default() };
-            let page = MetricsPage::new(Registry::new(), histograms.clone(), &settings, Totals::new).unwrap();
+            let page = MetricsPage::new(Arc::default(), histograms.clone(), &settings, Totals::new).unwrap();
             let text = String::from_utf8(page.write(Exposition::Text)).unwrap();
             assert!(text.contains("\nsluicegate_y_seconds_sum 0.0015\n"), "{text}");
         }

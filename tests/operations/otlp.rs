@@ -18,7 +18,7 @@ use opentelemetry_proto::tonic::collector::{
     },
 };
 use opentelemetry_proto::tonic::metrics::v1::{
-    AggregationTemporality, HistogramDataPoint, exemplar::Value, metric::Data,
+    AggregationTemporality, HistogramDataPoint, exemplar::Value, metric::Data, number_data_point,
 };
 use prost::Message;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
@@ -324,6 +324,38 @@ async fn metrics_are_exported_if_configured() {
     assert!(point.exemplars.is_empty(), "{:?}", point.exemplars);
     let names = format!("{:?}", collector.metrics.lock().unwrap());
     assert!(names.contains("\"sluicegate_decision_seconds\""), "{names}");
+}
+
+/// The last export has the totals of what happened since the one before, with the attributes of the process.
+#[tokio::test]
+async fn metrics_are_exported_at_the_end() {
+    let (collector, url) = Collector::start();
+    let server = Server::builder()
+        .set("telemetry.otlp.endpoint", &url)
+        .set("telemetry.otlp.metrics", "true")
+        .set("telemetry.otlp.interval", "1h")
+        .set("telemetry.otlp.service_namespace", "shop")
+        .env("OTEL_EXPORTER_OTLP_HEADERS", "api-key=a%20b")
+        .start();
+    send(&server, TRACEPARENT).await;
+    server.signal("TERM");
+    assert!(server.wait().await.success());
+
+    let requests = collector.metrics.lock().unwrap();
+    let [request] = requests.as_slice() else { panic!("{} exports", requests.len()) };
+    let resource = &request.resource_metrics[0];
+    let attributes = format!("{:?}", resource.resource.as_ref().unwrap().attributes);
+    assert!(attributes.contains("\"shop\"") && attributes.contains("\"sluicegate\""), "{attributes}");
+    let scope = &resource.scope_metrics[0];
+    assert_eq!(scope.scope.as_ref().unwrap().name, "sluicegate");
+    let data = |name| scope.metrics.iter().find(|metric| metric.name == name).and_then(|metric| metric.data.as_ref());
+    let Some(Data::Sum(hits)) = data("ratelimit_service_rate_limit_total_hits") else { panic!("no hits") };
+    assert!(hits.is_monotonic && hits.aggregation_temporality() == AggregationTemporality::Cumulative);
+    assert_eq!(hits.data_points[0].value, Some(number_data_point::Value::AsInt(1)));
+    let Some(Data::Sum(seconds)) = data("process_cpu_seconds_total") else { panic!("no CPU time") };
+    let Some(number_data_point::Value::AsDouble(seconds)) = seconds.data_points[0].value else { panic!("no seconds") };
+    assert!(seconds > 0.0 && seconds.fract() > 0.0, "{seconds}");
+    let Some(Data::Gauge(_)) = data("process_threads") else { panic!("no threads") };
 }
 
 /// Failures to export are logged.

@@ -3,7 +3,7 @@
 //! With these types, components describe their metrics without a dependency on the exporters. The module `telemetry` of
 //! the service implements [`Meter`].
 
-use std::{borrow::Cow, sync::Arc};
+use std::{borrow::Cow, cmp::Ordering, sync::Arc};
 
 /// A registry of instruments.
 pub trait Meter {
@@ -101,7 +101,7 @@ impl<'o, T> Observer<'o, T> {
 }
 
 /// A label of a series.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Label {
     /// The name of the label.
     pub name: &'static str,
@@ -133,6 +133,26 @@ impl LabelValue {
             Self::Static(value) => value,
             Self::Shared(value) => value,
         }
+    }
+}
+
+impl PartialEq for LabelValue {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for LabelValue {}
+
+impl PartialOrd for LabelValue {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for LabelValue {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.as_str().cmp(other.as_str())
     }
 }
 

@@ -4,12 +4,14 @@
 mod histogram;
 mod instrument;
 mod log;
+mod registry;
 #[cfg(any(test, feature = "testing"))]
 mod test_meter;
 
 pub use histogram::{Cells, Distribution, Exemplar, Histogram, NativeBuckets, SCHEMA, TraceId, ZERO_THRESHOLD};
 pub use instrument::{Callback, Instrument, InstrumentKind, Label, LabelValue, Meter, Observer, ReadSeries, Registrar};
 pub use log::{LogThrottle, chain};
+pub use registry::{Metric, Number, Registry, Series};
 #[cfg(any(test, feature = "testing"))]
 pub use test_meter::TestMeter;
 

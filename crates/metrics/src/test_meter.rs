@@ -2,27 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use super::{Callback, Instrument, InstrumentKind, Meter, Observer};
-use parking_lot::Mutex;
+use super::{Instrument, InstrumentKind, Meter, Number, Registry};
 
 /// A meter that returns the counters to a test.
 #[derive(Default)]
-pub struct TestMeter(Mutex<Vec<Instrument>>);
+pub struct TestMeter(Registry);
 
 impl TestMeter {
     /// Returns the counters of integers by their names, each with the sum of its series.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let mut counters = BTreeMap::new();
-        for instrument in self.0.lock().iter() {
-            let Callback::U64(read) = &instrument.callback else {
-                continue;
-            };
-            if instrument.kind != InstrumentKind::Counter {
+        for metric in self.0.collect() {
+            if metric.kind != InstrumentKind::Counter {
                 continue;
             }
-            let mut sum = 0;
-            read(&mut Observer::new(&mut |value, _| sum += value));
-            counters.insert(instrument.name.to_string(), sum);
+            for series in &metric.series {
+                if let Number::U64(value) = series.value {
+                    *counters.entry(metric.name.to_string()).or_default() += value;
+                }
+            }
         }
         counters
     }
@@ -30,6 +28,6 @@ impl TestMeter {
 
 impl Meter for TestMeter {
     fn register(&self, instrument: Instrument) {
-        self.0.lock().push(instrument);
+        self.0.register(instrument);
     }
 }

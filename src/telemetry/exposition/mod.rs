@@ -5,9 +5,7 @@ mod text;
 
 use std::borrow::Cow;
 
-use prometheus::proto::{MetricFamily, MetricType};
-
-use crate::metrics::Distribution;
+use crate::metrics::{Distribution, InstrumentKind, LabelValue, Metric, Series};
 
 /// A format of metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,24 +101,28 @@ pub(super) enum Value {
     Distribution(Distribution),
 }
 
-impl<'f> Family<'f> {
-    /// Converts a counter or gauge; the registry contains no other types.
-    pub(super) fn from_registry(family: &'f MetricFamily) -> Self {
-        let is_counter = family.get_field_type() == MetricType::COUNTER;
-        let samples = family.get_metric().iter().map(|metric| Sample {
-            labels: metric.get_label().iter().map(|label| (label.name().into(), label.value().into())).collect(),
-            value: Value::Number(if is_counter {
-                metric.get_counter().get_value()
-            } else {
-                metric.get_gauge().get_value()
-            }),
+impl From<Metric> for Family<'static> {
+    fn from(Metric { name, description, kind, series }: Metric) -> Self {
+        let samples = series.into_iter().map(|Series { labels, value }| Sample {
+            labels: labels.into_iter().map(|label| (label.name.into(), text(label.value))).collect(),
+            value: Value::Number(value.as_f64()),
         });
         Self {
-            name: family.name().into(),
-            help: family.help().into(),
-            kind: if is_counter { Kind::Counter } else { Kind::Gauge },
+            name,
+            help: description.into(),
+            kind: match kind {
+                InstrumentKind::Counter => Kind::Counter,
+                InstrumentKind::Gauge => Kind::Gauge,
+            },
             samples: samples.collect(),
         }
+    }
+}
+
+fn text(value: LabelValue) -> Cow<'static, str> {
+    match value {
+        LabelValue::Static(value) => value.into(),
+        LabelValue::Shared(value) => value.to_string().into(),
     }
 }
 

@@ -7,7 +7,7 @@ mod metrics;
 mod settings;
 mod traces;
 
-pub(super) use metrics::Exporter as MetricExporter;
+pub(super) use metrics::MetricExport;
 pub(super) use traces::Exporter as SpanExporter;
 
 pub use settings::{OtlpCompression, OtlpProtocol, OtlpSettings, OtlpTlsSettings};
