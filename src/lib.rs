@@ -58,7 +58,7 @@
 //!
 //! Small private modules are available to all: `allocator` (returning freed memory), `budget` (a bound on the memory that
 //! callers hold), `debounce` (stable changes of polled values), `platform` (what differs between operating systems) and
-//! `yaml_bounds` (nesting and aliases of YAML files).
+//! `yaml` (settings and mapping files in YAML).
 
 pub mod app;
 pub mod cli;
@@ -81,4 +81,4 @@ mod debounce;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
 mod platform;
-mod yaml_bounds;
+mod yaml;

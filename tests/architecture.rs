@@ -36,7 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("budget", &[]),
     ("debounce", &[]),
     ("platform", &[]),
-    ("yaml_bounds", &[]),
+    ("yaml", &[]),
 ];
 
 /// Small modules, and crates of the workspace under the names of `src/lib.rs`, that any module may use.
@@ -51,14 +51,14 @@ const FOR_ALL: [&str; 11] = [
     "replay",
     "rules",
     "traffic",
-    "yaml_bounds",
+    "yaml",
 ];
 
 /// Crates and the only modules of the service that may use them.
 const CONFINED: &[(&str, &str)] = &[
     ("axum", "transport"),
     ("clap", "cli"),
-    ("config", "settings, telemetry/mapping"),
+    ("config", "settings, telemetry/mapping, yaml"),
     ("h2", "transport"),
     ("hyper", "transport"),
     ("opentelemetry", "telemetry"),
@@ -67,7 +67,6 @@ const CONFINED: &[(&str, &str)] = &[
     ("opentelemetry_sdk", "telemetry"),
     ("prost", "transport, telemetry/exposition, telemetry/otlp"),
     ("prost_types", "transport, telemetry/exposition"),
-    ("saphyr_parser", "yaml_bounds"),
     ("sluicegate_proto", "transport"),
     ("tonic", "transport, telemetry/otlp"),
 ];

@@ -6,7 +6,7 @@ use std::{cell::RefCell, collections::HashMap, env, fs, process};
 use config::{File, FileFormat, Source};
 
 use super::{Flags, Settings, envoyproxy::EnvoyproxySettings};
-use crate::yaml_bounds;
+use crate::yaml::Yaml;
 
 /// Maximum number of settings that [`envoyproxy_environment`] loads.
 const MAX_SEEN: usize = 100_000;
@@ -19,16 +19,15 @@ thread_local! {
 /// Loads a settings file, in TOML or, after `#yaml`, in YAML. The printed settings must be a valid file that contains the
 /// same settings.
 pub fn settings_file(input: &[u8]) {
-    let (extension, format) =
-        if input.starts_with(b"#yaml") { ("yaml", FileFormat::Yaml) } else { ("toml", FileFormat::Toml) };
     let text = String::from_utf8_lossy(input);
-    if format == FileFormat::Yaml && yaml_bounds::check(&text).is_err() {
-        return;
-    }
+    let is_yaml = text.starts_with("#yaml");
+    let parsed =
+        if is_yaml { File::from_str(&text, Yaml).collect() } else { File::from_str(&text, FileFormat::Toml).collect() };
     // Most inputs are no valid files, which costs less to see without a file.
-    if File::from_str(&text, format).collect().is_err() {
+    if parsed.is_err() {
         return;
     }
+    let extension = if is_yaml { "yaml" } else { "toml" };
     if let Some(settings) = load("settings_file", input, extension) {
         let printed = settings.masked();
         let again = load("settings_file", printed.as_bytes(), "toml").map(|settings| settings.masked());

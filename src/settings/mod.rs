@@ -17,7 +17,6 @@ mod variables;
 
 use std::{
     collections::BTreeSet,
-    fs,
     net::SocketAddr,
     path::{Path, PathBuf},
     thread,
@@ -38,7 +37,7 @@ use self::{
     variables::has_credentials,
 };
 pub use self::{invalid::listen_address, memory::Memory, schema::schema};
-use crate::{engine, service, store, telemetry, transport, yaml_bounds};
+use crate::{engine, service, store, telemetry, transport, yaml::Yaml};
 
 /// Prefix of environment variables: `SLUICEGATE__GRPC__ADDR` sets `grpc.addr`.
 const PREFIX: &str = "SLUICEGATE";
@@ -302,11 +301,10 @@ impl Settings {
         let mut builder =
             Config::builder().add_source(defaults).add_source(File::from_str(&from_variables, FileFormat::Toml));
         if let Some(path) = file {
-            check_yaml(path)?;
-            let file = File::from(path);
-            reject_unknown(&known, &file.collect()?, &path.display().to_string())?;
-            own.extend(keys(&file.collect()?));
-            builder = builder.add_source(file);
+            let file = file_source(path).collect()?;
+            reject_unknown(&known, &file, &path.display().to_string())?;
+            own.extend(keys(&file));
+            builder = builder.add_source(vec![file_source(path)]);
         }
         builder = builder
             .add_source(environment)
@@ -477,15 +475,12 @@ fn keys(table: &Map<String, Value>) -> BTreeSet<String> {
     all
 }
 
-/// Checks the nesting and the aliases of a settings file in YAML. Accepts a file that cannot be read, which the crate
-/// `config` reports.
-fn check_yaml(path: &Path) -> Result<(), SettingsError> {
-    let is_yaml = path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml");
-    if !is_yaml {
-        return Ok(());
+/// Returns the settings file as a source, by its extension.
+fn file_source(path: &Path) -> Box<dyn Source + Send + Sync> {
+    if path.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
+        return Box::new(File::new(&path.to_string_lossy(), Yaml));
     }
-    let text = fs::read_to_string(path).unwrap_or_default();
-    yaml_bounds::check(&text).map_err(|error| SettingsError::Read(format!("{}: {error}", path.display())))
+    Box::new(File::from(path))
 }
 
 /// Removes settings of one signal that come from variables of OpenTelemetry, if an operator sets the general setting.

@@ -287,22 +287,23 @@ impl TreeBuilder {
 ///
 /// # Errors
 ///
-/// Returns an error if the text is longer than `max_bytes`, is not valid YAML, or has more than `max_bytes` after its
-/// aliases are copied.
+/// Returns an error if the text is longer than `max_bytes`, is not valid YAML, contains a key twice, a tag or a second
+/// document, or has more than `max_bytes` after its aliases are copied.
 pub fn read_small(text: &str, max_bytes: usize) -> Result<serde_json::Value, SmallYamlError> {
     if text.len() > max_bytes {
         return Err(SmallYamlError::TooLong(max_bytes));
     }
-    let document = parse(text).map_err(|YamlError { location: Location { line, column }, message }| {
-        SmallYamlError::Invalid { line, column, message }
-    })?;
+    let document = parse(text)?;
+    if let Some((location, message)) = document.ignored.into_iter().next() {
+        return Err(YamlError { location, message }.into());
+    }
     let Some(root) = document.root else {
         return Ok(serde_json::Value::Null);
     };
     if root.size.bytes > max_bytes || root.size.nodes > max_bytes {
         return Err(SmallYamlError::TooLong(max_bytes));
     }
-    Ok(to_json(&root))
+    Ok(to_json(&root)?)
 }
 
 /// Error returned by [`read_small`].
@@ -323,15 +324,29 @@ pub enum SmallYamlError {
     },
 }
 
-fn to_json(node: &Yaml) -> serde_json::Value {
-    match &node.kind {
+impl From<YamlError> for SmallYamlError {
+    fn from(YamlError { location: Location { line, column }, message }: YamlError) -> Self {
+        Self::Invalid { line, column, message }
+    }
+}
+
+fn to_json(node: &Yaml) -> Result<serde_json::Value, YamlError> {
+    Ok(match &node.kind {
         Kind::Null => serde_json::Value::Null,
         Kind::Scalar { text, .. } => text.as_str().into(),
-        Kind::List(items) => items.iter().map(to_json).collect(),
+        Kind::List(items) => serde_json::Value::Array(items.iter().map(to_json).collect::<Result<_, _>>()?),
         Kind::Map(pairs) => {
-            pairs.iter().map(|(key, value)| (key.scalar().unwrap_or_default().0.to_owned(), to_json(value))).collect()
+            let mut object = serde_json::Map::new();
+            for (key, value) in pairs.iter() {
+                let name = key.scalar().unwrap_or_default().0;
+                if object.insert(name.to_owned(), to_json(value)?).is_some() {
+                    let message = format!("the key {name:?} appears twice");
+                    return Err(YamlError { location: key.location, message });
+                }
+            }
+            object.into()
         }
-    }
+    })
 }
 
 fn pairs(items: Vec<Yaml>) -> Vec<(Yaml, Yaml)> {
@@ -411,6 +426,14 @@ mod tests {
             read("a: [\n"),
             Err("line 2, column 1: invalid YAML: while parsing a node, did not find expected node content".into())
         );
+        for (text, expected) in [
+            ("a: 1\nb: {a: 2, a: 3}", "line 2, column 11: the key \"a\" appears twice"),
+            ("a: !x 1", "line 1, column 7: the tag \"!x\" of this value is ignored"),
+            ("a: 1\n---\nb: 2\n", "only the first document of a file is read; move this one to a file of its own"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.ends_with(expected), "{text}: {error}");
+        }
         for text in [&*"x".repeat(65), "a: &a [x,x,x,x,x,x]\nb: &b [*a,*a,*a]\nc: [*b,*b,*b]"] {
             let expected = "the YAML has more than 64 bytes or values, including those that aliases copy";
             assert_eq!(read(text), Err(expected.into()), "{text}");

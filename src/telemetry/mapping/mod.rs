@@ -9,7 +9,7 @@ pub mod fuzz;
 
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
-use config::{File, FileFormat, Source};
+use config::{File, Source};
 use regex::Regex;
 use serde::Deserialize;
 use sluicegate_files as files;
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     metrics::{Distribution, Totals},
-    yaml_bounds,
+    yaml::Yaml,
 };
 
 /// Maximum size of a mapping file, in bytes.
@@ -160,9 +160,8 @@ impl Mapping {
     }
 
     fn parse(text: &str) -> Result<Self, String> {
-        yaml_bounds::check(text).map_err(|error| error.to_string())?;
         // Not a `Config`, which takes a key such as `a[9]` for the tenth element of a list, of any length.
-        let table = File::from_str(text, FileFormat::Yaml).collect();
+        let table = File::from_str(text, Yaml).collect();
         let file = table.and_then(|table| MappingFile::deserialize(config::Value::new(None, table)));
         let MappingFile { defaults, mappings } = file.map_err(|error| error.to_string())?;
         let mut globs = Vec::new();
