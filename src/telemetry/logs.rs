@@ -10,7 +10,7 @@ use tracing::{
     field::{Field, Visit},
 };
 use tracing_subscriber::{
-    EnvFilter,
+    filter::{ParseError, Targets},
     fmt::{self, FmtContext, FormatEvent, FormatFields, format::Writer},
     layer::SubscriberExt,
     registry::LookupSpan,
@@ -66,10 +66,9 @@ impl LogSettings {
     ///
     /// Returns an error if the level is invalid or if a logger is already set.
     pub fn start(&self) -> Result<(), TelemetryError> {
-        // h2 warns of each flooded connection: a caller could fill the log. They are counted instead (`CallerErrors`).
-        let filter = EnvFilter::try_new(format!("h2=error,{}", self.level))
+        let targets = targets(&self.level)
             .map_err(|error| TelemetryError(format!("invalid telemetry.log.level {:?}: {error}", self.level)))?;
-        let registry = tracing_subscriber::registry().with(filter);
+        let registry = tracing_subscriber::registry().with(targets);
         let has_colours = self.format == LogFormat::Text && std::io::stderr().is_terminal();
         let layer = fmt::layer().with_writer(move || OneLine::stderr(has_colours));
         let started = match self.format {
@@ -88,6 +87,19 @@ fn is_level(text: &str) -> bool {
     let is_word = text.chars().all(|letter| letter.is_ascii_alphabetic());
     let is_known = levels.iter().any(|level| level.eq_ignore_ascii_case(text));
     is_known || !is_word || text == "sluicegate"
+}
+
+/// Returns the levels of the targets.
+fn targets(level: &str) -> Result<Targets, ParseError> {
+    // h2 warns of each flooded connection: a caller could fill the log. They are counted instead (`CallerErrors`).
+    let mut directives = String::from("h2=error");
+    for directive in level.split(',').map(str::trim) {
+        if !directive.is_empty() {
+            directives.push(',');
+            directives.push_str(directive);
+        }
+    }
+    directives.parse()
 }
 
 /// Formatter that writes `@timestamp`, `@message`, `level` and `logger`, and the event's own fields.
@@ -157,6 +169,24 @@ impl Visit for JsonLine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn h2_has_its_own_level_unless_it_is_named() {
+        for (level, h2, store, http) in [
+            ("info", Level::ERROR, Level::INFO, Level::INFO),
+            ("warn, sluicegate::store=DEBUG,", Level::ERROR, Level::DEBUG, Level::WARN),
+            ("info,h2=debug", Level::DEBUG, Level::INFO, Level::INFO),
+        ] {
+            let targets = targets(level).unwrap();
+            for (target, expected) in [("h2::proto", h2), ("sluicegate::store", store), ("sluicegate::http", http)] {
+                let is_logged = |level| targets.would_enable(target, &level);
+                let levels = [Level::ERROR, Level::WARN, Level::INFO, Level::DEBUG, Level::TRACE];
+                let most = levels.into_iter().rfind(|level| is_logged(*level));
+                assert_eq!(most, Some(expected), "{target} with {level:?}");
+            }
+        }
+        assert!(targets("info,h2=loud").is_err());
+    }
 
     #[test]
     fn the_format_logstash_contains_fields_of_all_types() {

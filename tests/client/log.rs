@@ -2,13 +2,22 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 
+use tracing_subscriber::{
+    filter::{LevelFilter, Targets},
+    fmt,
+    layer::SubscriberExt,
+    registry,
+    util::SubscriberInitExt,
+};
+
 /// Log of the process. Each test finds its lines by an address or a domain.
 static LOG: LazyLock<ClientLog> = LazyLock::new(|| {
     let log = ClientLog::default();
     let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || writer.clone());
+    let layer = fmt::layer().with_ansi(false).with_writer(move || writer.clone());
+    let client = Targets::new().with_target("sluicegate_client", LevelFilter::TRACE);
     // The subscriber is global: a thread-local one misses events if another thread reached their call site first.
-    tracing::subscriber::set_global_default(subscriber.with_env_filter("sluicegate_client").finish()).unwrap();
+    registry().with(layer).with(client).init();
     log
 });
 
