@@ -524,11 +524,31 @@ mod tests {
     }
 
     #[test]
-    fn a_yaml_file_that_is_nested_too_deeply_is_rejected() {
-        let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
-        file.write_all(format!("store:\n  {}x\n", "- ".repeat(10_000)).as_bytes()).unwrap();
-        let error = Settings::load(Some(file.path()), Some(HashMap::new()), Flags::default()).unwrap_err();
-        assert!(error.to_string().contains("nesting is deeper than 128 levels"), "{error}");
+    fn a_file_in_yaml_has_one_of_two_extensions() {
+        let yaml = "workers: 3\nrules: {candidate_share: 0.5, all_files: true}\nredis: {timeout: 5ms}\n\
+                    telemetry:\n  statsd:\n    tags: [a:b, 'c:d']\n";
+        for extension in [".yaml", ".yml"] {
+            let mut file = tempfile::Builder::new().suffix(extension).tempfile().unwrap();
+            file.write_all(yaml.as_bytes()).unwrap();
+            let settings = Settings::load(Some(file.path()), Some(HashMap::new()), Flags::default()).unwrap();
+            assert_eq!((settings.workers, settings.rules.candidate_share, settings.rules.all_files), (3, 0.5, true));
+            assert_eq!(settings.redis.timeout, Duration::from_millis(5));
+            assert_eq!(settings.telemetry.statsd.tags, ["a:b", "c:d"]);
+        }
+    }
+
+    #[test]
+    fn an_error_in_yaml_names_the_file() {
+        for (yaml, expected) in [
+            (format!("store:\n  {}x\n", "- ".repeat(10_000)), "nesting is deeper than 128 levels"),
+            ("workers: 1\nworkers: 2\n".to_owned(), "line 2, column 1: the key \"workers\" appears twice"),
+        ] {
+            let mut file = tempfile::Builder::new().suffix(".yaml").tempfile().unwrap();
+            file.write_all(yaml.as_bytes()).unwrap();
+            let error = Settings::load(Some(file.path()), Some(HashMap::new()), Flags::default()).unwrap_err();
+            let error = error.to_string();
+            assert!(error.contains(expected) && error.contains(file.path().to_str().unwrap()), "{error}");
+        }
     }
 
     #[test]
