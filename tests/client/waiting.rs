@@ -115,6 +115,12 @@ async fn waiters_for_slots_get_those_that_any_process_releases() {
         })
     };
     let [first, second, third] = [1, 2, 3].map(waiter);
+    // Until the first denial, the waiters check at the same time, and a later one could get the released slot.
+    wait_for_async("the waiters to be denied", async || {
+        let denied = server.metric("ratelimit_service_rate_limit_over_limit{domain=\"d\",key1=\"slots\"}");
+        (denied >= 3.0).then_some(())
+    })
+    .await;
     drop(elsewhere);
     let first = first.await.unwrap();
     drop(held);
