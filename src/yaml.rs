@@ -35,9 +35,8 @@ impl FileStoredFormat for Yaml {
 fn convert(uri: Option<&String>, value: Json) -> Value {
     let kind = match value {
         Json::Null => ValueKind::Nil,
-        Json::Bool(value) => ValueKind::Boolean(value),
-        Json::Number(number) => ValueKind::String(number.to_string()),
         Json::String(text) => ValueKind::String(text),
+        scalar @ (Json::Bool(_) | Json::Number(_)) => ValueKind::String(scalar.to_string()),
         Json::Array(items) => ValueKind::Array(items.into_iter().map(|item| convert(uri, item)).collect()),
         Json::Object(items) => {
             ValueKind::Table(items.into_iter().map(|(key, value)| (key, convert(uri, value))).collect())

@@ -81,15 +81,16 @@ impl LogSettings {
 }
 
 /// Returns whether a text can be meant as `telemetry.log.level`. A single word other than a level or `sluicegate` is
-/// not: the filter would take it for a module, log everything of this module, and nothing of all others.
+/// not: the filter would take it for a module, log everything of this module, and nothing of all others. A filter by
+/// span or field (`target[span]=level`) is not, either: the filter would take it for a module that does not exist.
 fn is_level(text: &str) -> bool {
     let levels = ["off", "error", "warn", "info", "debug", "trace"];
     let is_word = text.chars().all(|letter| letter.is_ascii_alphabetic());
     let is_known = levels.iter().any(|level| level.eq_ignore_ascii_case(text));
-    is_known || !is_word || text == "sluicegate"
+    is_known || !is_word && !text.contains('[') || text == "sluicegate"
 }
 
-/// Returns the levels of the targets.
+/// Parses `telemetry.log.level`.
 fn targets(level: &str) -> Result<Targets, ParseError> {
     // h2 warns of each flooded connection: a caller could fill the log. They are counted instead (`CallerErrors`).
     let mut directives = String::from("h2=error");
@@ -186,6 +187,17 @@ mod tests {
             }
         }
         assert!(targets("info,h2=loud").is_err());
+    }
+
+    #[test]
+    fn a_level_that_would_match_nothing_is_rejected() {
+        let problem = |level: &str| LogSettings { level: level.to_owned(), ..LogSettings::default() }.problem();
+        for level in ["INFO", "off", "sluicegate", "warn,sluicegate::store=debug"] {
+            assert_eq!(problem(level), None, "{level}");
+        }
+        for level in ["", "verbose", "info,[check]=debug", "info,sluicegate[check{domain=api}]=debug", "h2[{peer}]"] {
+            assert!(problem(level).is_some(), "{level}");
+        }
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! [`Instrument`]: a counter or a gauge with a callback that reads its series, and [`Meter`], which registers it.
 //!
-//! With these types, components describe their metrics without a dependency on the exporters. The module `telemetry` of
-//! the service implements [`Meter`].
+//! With these types, components describe their metrics without a dependency on the exporters. A
+//! [`Registry`](super::Registry) collects the values of all instruments for them.
 
 use std::{borrow::Cow, cmp::Ordering, sync::Arc};
 

@@ -77,8 +77,8 @@ struct Exporter {
 }
 
 impl Exporter {
-    async fn run(self: Arc<Self>, pause: Duration) {
-        let mut ticks = interval(pause);
+    async fn run(self: Arc<Self>, period: Duration) {
+        let mut ticks = interval(period);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         // The first tick is immediate, before the metrics are registered.
         ticks.tick().await;

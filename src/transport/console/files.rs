@@ -88,10 +88,12 @@ const FILES: &[File] = embed![
 ];
 
 impl File {
+    /// Returns the file with a path below the folder.
     fn find(path: &str) -> Option<&'static Self> {
         FILES.iter().find(|file| file.path == path)
     }
 
+    /// Returns the content: in a debug build that in the folder, otherwise the embedded one.
     fn content(&self) -> Cow<'static, [u8]> {
         if cfg!(debug_assertions)
             && let Ok(content) = fs::read(Path::new(FOLDER).join(self.path))
