@@ -428,7 +428,7 @@ mod tests {
         );
         for (text, expected) in [
             ("a: 1\nb: {a: 2, a: 3}", "line 2, column 11: the key \"a\" appears twice"),
-            ("a: !x 1", "line 1, column 7: the tag \"!x\" of this value is ignored"),
+            ("a: !x 1", "line 1, column 4: the tag \"!x\" of this value is ignored"),
             ("a: 1\n---\nb: 2\n", "only the first document of a file is read; move this one to a file of its own"),
         ] {
             let error = read(text).unwrap_err();
