@@ -221,12 +221,13 @@ impl Batcher {
                 let this = Arc::clone(&self);
                 let command = self.deployment.script.command(&batch.call, keys);
                 let call = self.response_batching.sent();
-                tokio::spawn(async move {
+                // A task moves its future several times, which costs more than an allocation.
+                tokio::spawn(Box::pin(async move {
                     let reply = this.node.call(&command, false).await;
                     this.response_batching.answered(call).await;
                     yield_now().await;
                     batch.answer(reply, &this.node);
-                });
+                }));
             }
             if closed {
                 return;
