@@ -78,7 +78,7 @@ fn wall_clock() -> SystemTime {
 }
 
 /// Expands a template with the groups of a regular expression.
-fn expand(groups: &regex::Captures<'_>, template: &str) -> String {
+fn expand(groups: &regex_lite::Captures<'_>, template: &str) -> String {
     let mut text = String::new();
     groups.expand(template, &mut text);
     text

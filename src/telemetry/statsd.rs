@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, fmt::Write, io, sync::Arc, time::Duration};
 
-use regex::Regex;
+use regex_lite::Regex;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
@@ -117,7 +117,8 @@ impl Statsd {
         };
         let name_mappings = settings.name_mappings.iter().map(|mapping| {
             let pattern = Regex::new(&mapping.pattern).map_err(|error| {
-                TelemetryError(format!("invalid pattern in telemetry.statsd.name_mappings: {error}"))
+                let pattern = &mapping.pattern;
+                TelemetryError(format!("invalid pattern {pattern:?} in telemetry.statsd.name_mappings: {error}"))
             })?;
             Ok((pattern, mapping.clone()))
         });

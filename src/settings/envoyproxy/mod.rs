@@ -10,7 +10,7 @@ mod variables;
 
 use std::{collections::HashMap, path::Path};
 
-use regex::Regex;
+use regex_lite::Regex;
 use toml::{Table, Value};
 
 use self::redis::Redis;

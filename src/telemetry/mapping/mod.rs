@@ -10,7 +10,7 @@ pub mod fuzz;
 use std::{borrow::Cow, collections::BTreeMap, path::Path};
 
 use config::{File, Source};
-use regex::Regex;
+use regex_lite::Regex;
 use serde::Deserialize;
 use sluicegate_files as files;
 
@@ -179,7 +179,9 @@ impl Mapping {
             }
             match entry.match_type.unwrap_or(defaults.match_type) {
                 MatchType::Regex => {
-                    patterns.push((Regex::new(&entry.r#match).map_err(|error| error.to_string())?, entry));
+                    let pattern = Regex::new(&entry.r#match);
+                    let pattern = pattern.map_err(|error| format!("invalid match {:?}: {error}", entry.r#match))?;
+                    patterns.push((pattern, entry));
                 }
                 MatchType::Glob => {
                     let segments: Vec<String> = entry.r#match.split('.').map(str::to_owned).collect();

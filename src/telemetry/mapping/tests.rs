@@ -131,6 +131,20 @@ fn rejects_invalid_files() {
     assert!(Mapping::read(Path::new("/nowhere/at/all.yaml")).unwrap().is_none());
 }
 
+/// As in Go; but `\p{…}`, which Go supports, is an error.
+#[test]
+fn classes_of_regular_expressions_are_ascii() {
+    let parse =
+        |pattern: &str| Mapping::parse(&format!("mappings: [{{match: '{pattern}', match_type: regex, name: x}}]"));
+    for (pattern, name, matches) in
+        [(r"^\d$", "4", true), (r"^\d$", "٤", false), (r"^\w$", "ü", false), ("^.$", "ü", true)]
+    {
+        assert_eq!(parse(pattern).unwrap().map(name, MetricType::Counter).is_some(), matches, "{pattern} {name}");
+    }
+    let error = parse(r"^\p{L}$").unwrap_err();
+    assert!(error.starts_with(r#"invalid match "^\\p{L}$": "#), "{error}");
+}
+
 #[test]
 fn counters_are_multiplied_by_their_scale() {
     let mapping = Mapping::parse("mappings: [{match: a, name: x, scale: 4}]").unwrap();
