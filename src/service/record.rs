@@ -15,7 +15,6 @@ use std::{
     time::Duration,
 };
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use sluicegate_placement::Identity;
@@ -35,7 +34,8 @@ const FLUSH_INTERVAL: Duration = Duration::from_secs(1);
 const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Settings for recording requests.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// The directory for the files. Without it, nothing is recorded.

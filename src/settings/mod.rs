@@ -27,7 +27,6 @@ use config::{
     Config, ConfigBuilder, ConfigError, Environment, File, FileFormat, Map, Source, Value, ValueKind,
     builder::DefaultState,
 };
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use self::{
@@ -61,7 +60,8 @@ const LISTS: [&str; 13] = [
 ];
 
 /// All settings of the service.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Store of the counters: `memory`, or the address of Redis as `redis://` (one server), `redis+sentinel://`,
@@ -152,7 +152,8 @@ impl Default for Settings {
 }
 
 /// A separate store for limits with the unit `second`. Their counters have more writes and shorter lifetimes.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PerSecondSettings {
     /// Address of the separate store, in the format of `store`. By default, all limits use the same store.
@@ -162,7 +163,8 @@ pub struct PerSecondSettings {
 }
 
 /// Source of the rules.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct RulesSettings {
     /// Directory of rule files (`*.yaml`). By default, the built-in examples are used.
@@ -211,16 +213,15 @@ impl RulesSettings {
 }
 
 /// Shutdown on SIGTERM or SIGINT.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ShutdownSettings {
     /// Time for which health checks report `NOT_SERVING` before connections are closed, so that callers notice.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub delay: Duration,
     /// Time after `delay` in which calls in progress can finish.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub grace: Duration,
 }
 

@@ -1,43 +1,55 @@
-//! [`schema`]: a JSON Schema (draft 2020-12) of settings files for editors, generated from the types of the settings.
+//! [`schema`]: a JSON Schema (draft 2020-12) of settings files for editors. A test generates it from the types of the
+//! settings, so that the program is compiled without the generator.
 
-use schemars::{
-    Schema,
-    generate::SchemaSettings,
-    transform::{Transform, transform_subschemas},
-};
 use serde_json::Value;
-
-use super::Settings;
 
 /// Returns the JSON Schema of settings files.
 #[must_use]
 pub fn schema() -> Value {
-    let generator = SchemaSettings::draft2020_12().with_transform(RejectUnknownSettings).into_generator();
-    let mut schema = generator.into_root_schema_for::<Settings>();
-    schema.insert("title".to_owned(), "Settings of Sluicegate".into());
-    schema.to_value()
-}
-
-/// A transformation of the schema after which it rejects unknown settings, as [`Settings::load`] does.
-#[derive(Clone)]
-struct RejectUnknownSettings;
-
-impl Transform for RejectUnknownSettings {
-    fn transform(&mut self, schema: &mut Schema) {
-        if schema.get("properties").is_some() {
-            schema.insert("additionalProperties".to_owned(), false.into());
-        }
-        transform_subschemas(self, schema);
-    }
+    // A test generates the text.
+    serde_json::from_str(include_str!("schema.json")).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
+    use std::{collections::BTreeSet, env, fs, path::Path};
 
     use config::{Config, Source};
+    use schemars::{
+        Schema,
+        generate::SchemaSettings,
+        transform::{Transform, transform_subschemas},
+    };
 
     use super::{super::*, schema};
+
+    /// A transformation of the schema after which it rejects unknown settings, as [`Settings::load`] does.
+    #[derive(Clone)]
+    struct RejectUnknownSettings;
+
+    impl Transform for RejectUnknownSettings {
+        fn transform(&mut self, schema: &mut Schema) {
+            if schema.get("properties").is_some() {
+                schema.insert("additionalProperties".to_owned(), false.into());
+            }
+            transform_subschemas(self, schema);
+        }
+    }
+
+    /// `UPDATE_GENERATED=1` writes the schema of the present settings.
+    #[test]
+    fn the_schema_is_that_of_the_settings() {
+        let generator = SchemaSettings::draft2020_12().with_transform(RejectUnknownSettings).into_generator();
+        let mut schema = generator.into_root_schema_for::<Settings>();
+        schema.insert("title".to_owned(), "Settings of Sluicegate".into());
+        let text = format!("{:#}\n", schema.to_value());
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/settings/schema.json");
+        if env::var_os("UPDATE_GENERATED").is_some() {
+            fs::write(&path, &text).unwrap();
+        }
+        let is_fresh = fs::read_to_string(&path).unwrap() == text;
+        assert!(is_fresh, "{} is out of date; set UPDATE_GENERATED=1 for this test", path.display());
+    }
 
     /// Collects the dotted names of the settings.
     fn collect_names(schema: &serde_json::Value, node: &serde_json::Value, above: &str, found: &mut BTreeSet<String>) {

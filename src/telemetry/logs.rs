@@ -2,7 +2,6 @@
 
 use std::io::IsTerminal;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use tracing::{
@@ -20,7 +19,8 @@ use tracing_subscriber::{
 use super::{TelemetryError, one_line::OneLine, wall_clock};
 
 /// Settings of the log.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct LogSettings {
     /// Minimum level (`info`), or levels by target (`warn,sluicegate::store=debug`).
@@ -36,7 +36,8 @@ impl Default for LogSettings {
 }
 
 /// Format of log lines.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum LogFormat {
     /// Text for people.

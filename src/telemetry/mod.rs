@@ -23,14 +23,14 @@ pub use traces::{Span, Traces};
 
 use std::time::SystemTime;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Name of the response time in statsd, where it is in milliseconds.
 const RESPONSE_TIME: &str = "ratelimit_server.ShouldRateLimit.response_time";
 
 /// Settings of logs, metrics and traces.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Settings of the log on standard error.

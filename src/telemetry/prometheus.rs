@@ -2,7 +2,6 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -23,7 +22,8 @@ const NEW_METRICS: [(&str, &str); 2] = [
 ];
 
 /// Settings of the metrics for Prometheus that envoyproxy/ratelimit has as well.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct PrometheusSettings {
     /// Mapping file of `statsd_exporter` for the names of these metrics. If it is not set or does not exist, the

@@ -7,7 +7,6 @@
 use std::{collections::BTreeMap, fmt::Write, io, sync::Arc, time::Duration};
 
 use regex_lite::Regex;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::AsyncWriteExt,
@@ -25,7 +24,8 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 const MAX_DATAGRAM_BYTES: usize = 1_432;
 
 /// Settings of a statsd server.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct StatsdSettings {
     /// Address as `host:port`. Without it no metrics are sent.
@@ -33,8 +33,7 @@ pub struct StatsdSettings {
     /// Protocol: `tcp` or `udp`.
     pub protocol: StatsdProtocol,
     /// Interval at which metrics are sent.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub interval: Duration,
     /// Tags of all metrics, as `name:value`.
     pub tags: Vec<String>,
@@ -69,7 +68,8 @@ impl StatsdSettings {
 }
 
 /// Protocol of a statsd server.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum StatsdProtocol {
     /// Lines over TCP, with tags as a part of the name: `name.__tag=value`.
@@ -80,7 +80,8 @@ pub enum StatsdProtocol {
 }
 
 /// Mapping of a name to another name with tags. The first mapping with a matching pattern applies.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct NameMapping {
     /// Regular expression for the name.

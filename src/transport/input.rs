@@ -1,12 +1,12 @@
 //! [`Settings`] for the memory that callers can make the process hold.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::budget::{Budget, Victim};
 
 /// Settings for the memory that callers can make the process hold, on all listeners together.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Maximum total size in bytes of incomplete input, unread responses and open streams. Half is for streams.

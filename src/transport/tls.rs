@@ -14,7 +14,6 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject},
     server::WebPkiClientVerifier,
 };
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_files::{self as files, FileVersion};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -27,7 +26,8 @@ use crate::debounce::Debounce;
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Certificates of a listener. They are reloaded when their files change.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file with the server certificate and its chain.

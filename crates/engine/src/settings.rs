@@ -2,14 +2,14 @@
 
 use std::{num::NonZeroU32, path::PathBuf};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_rules::FailurePolicy;
 
 use super::ValueHash;
 
 /// Settings that apply to all rules.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Failure policy of rules without `on_error`.

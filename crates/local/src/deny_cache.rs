@@ -22,7 +22,6 @@ use std::{
     time::Duration,
 };
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_algorithm::{Action, Consistency, Decision, Micros, Operation, Program, State};
 use sluicegate_cache::{Expiring, SetAssociativeCache};
@@ -36,14 +35,14 @@ const REFUND_SLOTS: usize = 256;
 const LEASED_MAX_AGE: Duration = Duration::from_millis(50);
 
 /// Settings of the deny cache.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Maximum number of cached denials, of about 360 bytes each. If 0, the cache is off and every hit calls the store.
     pub max_entries: usize,
     /// Maximum age of a cached denial. A refund by another instance can go unnoticed for this time.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub max_age: Duration,
 }
 

@@ -3,7 +3,6 @@
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use sluicegate_store::TlsSettings;
@@ -14,18 +13,17 @@ use super::key::MAX_KEY_BYTES;
 const MAX_PREFIX_BYTES: usize = MAX_KEY_BYTES - 65;
 
 /// Settings of the memcached store.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Prefix of every key, in visible ASCII characters.
     pub key_prefix: String,
     /// Time after which a call fails.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub timeout: Duration,
     /// Time after which an attempt to connect fails.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub connect_timeout: Duration,
     /// TLS settings for `memcacheds://`.
     pub tls: TlsSettings,

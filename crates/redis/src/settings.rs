@@ -2,29 +2,26 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_store::TlsSettings;
 
 /// Settings of the Redis store.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Prefix of every key. It must not contain braces, which mark the shard key.
     pub key_prefix: String,
     /// Time after which a call fails.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub timeout: Duration,
     /// Time after which an attempt to connect fails.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub connect_timeout: Duration,
     /// Number of consecutive timeouts after which a server receives no calls until a new connection to it has answered.
     pub timeouts_until_down: u32,
     /// Maximum random time by which a key outlives its content, so that the keys of one window do not expire together.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub expiry_jitter: Duration,
     /// Whether a key outlives its content at most by the content's own lifetime, even if `expiry_jitter` is longer.
     /// Otherwise unused keys of short limits fill Redis.
@@ -35,8 +32,7 @@ pub struct Settings {
     /// user. Arguments cannot contain spaces.
     pub password_command: Option<String>,
     /// Time after which `password_command` runs again.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub password_max_age: Duration,
     /// Nodes of `redis+ring://`, if the address does not list them.
     pub ring: Vec<RingNode>,
@@ -47,7 +43,8 @@ pub struct Settings {
 }
 
 /// One node of a ring.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(deny_unknown_fields)]
 pub struct RingNode {
     /// Name that determines the node's counters. The address does not affect them.
@@ -64,7 +61,8 @@ const fn default_weight() -> u32 {
 }
 
 /// Settings for connections to sentinels. The credentials in the address are those of the master.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct SentinelSettings {
     /// ACL user.

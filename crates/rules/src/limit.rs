@@ -73,7 +73,8 @@ impl Unit {
 }
 
 /// Decision about a request if the store cannot decide.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum FailurePolicy {
     /// The caller receives an error, so that its own failure mode decides.

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Certificates for connections to servers with TLS.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file with the certificate authorities to trust instead of the system's.

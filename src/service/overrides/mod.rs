@@ -51,7 +51,6 @@ use std::{
 };
 
 use parking_lot::Mutex;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_files::FileVersion;
 use tokio::time::{interval, sleep};
@@ -85,7 +84,8 @@ const MAX_REASON_BYTES: usize = 1_024;
 const MAX_VALUE_BYTES: usize = 4_096;
 
 /// Settings for overrides.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// The file that persists overrides if the store is `memory`. Without it, overrides are lost when the process ends.

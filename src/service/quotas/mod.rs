@@ -26,7 +26,6 @@ use futures_util::{
     poll,
 };
 use parking_lot::Mutex;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 use tokio::task::yield_now;
@@ -53,17 +52,16 @@ const BATCH: usize = 256;
 /// Size in bytes of a name for which a bucket counts as one more bucket.
 const NAME_BYTES: usize = 400;
 /// Settings of Envoy's quota protocol.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Lifetime of a quota, at least twice the interval of the callers' reports (5 s in Envoy 1.40). In whole seconds, as
     /// Envoy ignores fractions.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub ttl: Duration,
     /// Time without requests after which callers forget a bucket.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub idle_timeout: Duration,
     /// Maximum number of buckets on all streams, of about 400 bytes each with short names and counters in memory; a bucket
     /// counts once more for each 400 bytes of its name. A stream can have at most the number of free ones, so that

@@ -5,13 +5,13 @@ use std::{path::PathBuf, time::Duration};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use opentelemetry::KeyValue;
 use opentelemetry_sdk::{Resource, resource::TelemetryResourceDetector};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::super::TelemetryError;
 
 /// Protocol of the OpenTelemetry collector.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpProtocol {
     /// gRPC.
@@ -22,7 +22,8 @@ pub enum OtlpProtocol {
 }
 
 /// Compression of the messages to the OpenTelemetry collector.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum OtlpCompression {
     /// No compression.
@@ -40,7 +41,8 @@ pub(super) enum Signal {
 }
 
 /// Settings of an OpenTelemetry collector (OTLP).
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OtlpSettings {
     /// Whether `metrics` and `traces` apply. If `false`, nothing is exported.
@@ -63,8 +65,7 @@ pub struct OtlpSettings {
     /// Compression of each export: `none` or `gzip`.
     pub compression: OtlpCompression,
     /// Timeout for one export.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub timeout: Duration,
     /// TLS settings for an `https://` address.
     pub tls: OtlpTlsSettings,
@@ -79,8 +80,7 @@ pub struct OtlpSettings {
     /// Whether to send metrics. `/metrics` is available in any case.
     pub metrics: bool,
     /// Interval at which metrics are sent.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub interval: Duration,
     /// Whether to send traces.
     pub traces: bool,
@@ -115,7 +115,8 @@ impl Default for OtlpSettings {
 }
 
 /// Certificates for the connection to the collector, read at the start.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct OtlpTlsSettings {
     /// PEM file with the CA certificates for the collector's certificate. Without it, the system's CA certificates are

@@ -25,7 +25,6 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_proto::{
     FILE_DESCRIPTOR_SET,
@@ -55,7 +54,8 @@ const GRPC_PREFIX: &str = "/sluicegate.admin.v1.AdminService/";
 const DEFAULT_MAX_CONNECTIONS: usize = 128;
 
 /// Settings of the admin API.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Address to listen on. Without it, the admin API is off.

@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, num::NonZeroU32, path::PathBuf, time::Duration};
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// The other instances of the service.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Number of instances that share the store. With `on_error: local` and without `peers`, each instance applies its
@@ -16,17 +16,15 @@ pub struct Settings {
     /// all of its addresses and is resolved repeatedly. The own address may be among them. Without a port, the port of
     /// `addr` is used.
     #[serde(serialize_with = "write_addresses", deserialize_with = "read_addresses")]
-    #[schemars(schema_with = "address_schema")]
+    #[cfg_attr(test, schemars(schema_with = "address_schema"))]
     pub peers: Vec<String>,
     /// Address on which other instances call this one. It is used only with `peers`.
     pub addr: SocketAddr,
     /// Interval at which counted hits are sent to other instances, ± 10%.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub sync: Duration,
     /// Maximum time for which the start waits for a copy of the counters of another instance.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub join_timeout: Duration,
     /// Certificates for mutual TLS between instances.
     pub tls: TlsSettings,
@@ -35,7 +33,8 @@ pub struct Settings {
 }
 
 /// Certificates for mutual TLS between instances. They are reloaded when their files change.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file with the certificate of this instance and its chain, for both directions.
@@ -123,8 +122,9 @@ fn read_addresses<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Stri
     Ok(trimmed.filter(|address| !address.is_empty()).collect())
 }
 
-fn address_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
+#[cfg(test)]
+fn address_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schemars::json_schema!({
         "type": ["string", "array"],
         "items": { "type": "string" },
         "examples": ["sluicegate-peers:8083", "10.0.0.1:8083,10.0.0.2:8083"]

@@ -9,13 +9,13 @@ mod files;
 
 use access::{Access, admit};
 use axum::{Router, middleware};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{admin::Api, http_server::Connection};
 
 /// Settings of the web console.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Whether `/` of the HTTP listener and of the admin listener is the console.
@@ -46,7 +46,8 @@ impl Settings {
 }
 
 /// Which callers without a token may read names of entities.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Visibility {
     /// Callers on this host, unless a proxy has forwarded their requests.

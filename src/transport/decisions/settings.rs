@@ -1,14 +1,14 @@
 //! [`ResponseSettings`]: the content of responses besides the verdict.
 
 use http::HeaderName;
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_wire::response_headers;
 
 use crate::engine::headers;
 
 /// Style of the rate limit headers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "kebab-case")]
 pub enum HeaderStyle {
     /// A header each for the limit, the remaining hits and the reset, as in envoyproxy/ratelimit.
@@ -22,7 +22,8 @@ pub enum HeaderStyle {
 }
 
 /// Settings for the content of responses besides the verdict.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct ResponseSettings {
     /// Add rate limit headers for the caller's response to `response_headers_to_add`, and `Retry-After` if the request

@@ -1,10 +1,10 @@
 //! [`Limits`] on the size of a request. A request above a limit is rejected with an error that names the limit.
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Limits on the size of one request.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Limits {
     /// Maximum size of a message in bytes.

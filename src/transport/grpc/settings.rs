@@ -2,14 +2,14 @@
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::Limits;
 use crate::transport::tls::TlsSettings;
 
 /// Settings for the gRPC server.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Address to listen on.
@@ -21,24 +21,19 @@ pub struct Settings {
     /// Maximum number of concurrent calls on one connection.
     pub max_concurrent_streams: u32,
     /// Time without new calls after which an HTTP/2 ping is sent on a connection.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub keepalive_interval: Duration,
     /// Timeout for the reply to a ping. Without a reply, the connection is closed.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub keepalive_timeout: Duration,
     /// Age (± 10%) at which a connection is closed gracefully, so that clients also connect to new instances.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub max_connection_age: Duration,
     /// Time for calls to finish after `max_connection_age`, before the connection is closed.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub max_connection_age_grace: Duration,
     /// Time after which a response is dropped if the caller does not read it.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub send_timeout: Duration,
     /// Limits on the size of a request.
     pub limits: Limits,

@@ -24,7 +24,6 @@ use axum::{
     response::{IntoResponse, Response},
     routing::{any, get, post},
 };
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use tokio::{
     runtime::{self, Handle},
@@ -54,7 +53,8 @@ const MAX_REPORT_BYTES: usize = 64 * 1024;
 const MAX_PAGE_THREADS: usize = 2;
 
 /// Settings for HTTP.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Address to listen on.

@@ -22,7 +22,7 @@ use crate::{
 struct ReportBody {
     reporter: String,
     utilization: f64,
-    #[serde(with = "sluicegate_duration")]
+    #[serde(with = "sluicegate_duration::Text")]
     ttl: Duration,
 }
 

@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, time::Duration};
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Settings for receiving rules from a control plane.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Address of the control plane: `http://host:port`, or `https://host:port` for TLS. Without it, rules come from
@@ -23,17 +23,14 @@ pub struct Settings {
     /// Maximum size of a response in bytes.
     pub max_message_bytes: usize,
     /// Timeout for connecting to the control plane.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub connect_timeout: Duration,
     /// First pause before a new attempt to connect. Each pause is up to twice the previous one, minus a random part of
     /// up to half.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub retry_min: Duration,
     /// Maximum pause before a new attempt to connect.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub retry_max: Duration,
     /// Serve before the first rules are received. Requests get an error until then.
     pub start_without_rules: bool,
@@ -85,7 +82,8 @@ impl Settings {
 }
 
 /// Variant of the xDS protocol.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
     /// State of the world: every response contains all resources.
@@ -96,7 +94,8 @@ pub enum Protocol {
 }
 
 /// Certificates for the connection to the control plane, read again for each connection.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[cfg_attr(test, derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct TlsSettings {
     /// PEM file with the CA certificates for the server's certificate. Without it, the system's CA certificates are

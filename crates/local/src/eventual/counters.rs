@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_algorithm::{Action, Algorithm, Consistency, Decision};
 use sluicegate_store::{Counter, Hit, StepOutcome, StoreError};
@@ -17,16 +16,15 @@ use crate::{
 };
 
 /// Settings of eventual counters.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Interval at which each counter reports its hits to the store and reads those of other instances.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub sync: Duration,
     /// Maximum age of a counter's last synchronisation. Older counters do not decide without the store.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub max_staleness: Duration,
     /// Maximum number of eventual counters, of about 400 bytes each. If 0, there are none and every hit calls the
     /// store.

@@ -7,7 +7,6 @@ mod lease;
 
 use std::time::Duration;
 
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use sluicegate_algorithm::{Action, Consistency, Decision, Micros, Program};
 use sluicegate_store::{Counter, Grant, Hit, StepOutcome};
@@ -29,13 +28,13 @@ const INTERVALS_PER_LEASE: u32 = 4;
 const HOT_THRESHOLD: u64 = 8;
 
 /// Settings of leases.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Maximum lifetime of a grant. A lease covers the expected hits of half this time, and more hits are taken when
     /// half of them are used.
-    #[serde(with = "sluicegate_duration")]
-    #[schemars(schema_with = "sluicegate_duration::schema")]
+    #[serde(with = "sluicegate_duration::Text")]
     pub ttl: Duration,
     /// Maximum number of counters with a lease, of about 500 bytes each. If 0, leases are off and every hit calls the
     /// store.

@@ -21,7 +21,6 @@ mod shard;
 use std::borrow::Borrow;
 
 use parking_lot::{Mutex, MutexGuard};
-use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use smallvec::SmallVec;
 
@@ -48,7 +47,8 @@ const RECLAIM_BATCH: usize = 256;
 const COMPARED_LIMITS: usize = 64;
 
 /// Settings of the memory store.
-#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default)]
 pub struct Settings {
     /// Maximum number of counters, of about 45 bytes each. A counter with a long state, such as a log, counts by its
