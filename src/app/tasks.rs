@@ -4,6 +4,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::FutureExt;
 use tokio::{task::JoinSet, time::interval};
 
 use crate::{
@@ -62,7 +63,8 @@ impl Tasks {
     pub(super) fn spawn(&mut self, task: &Task, future: impl Future<Output = ()> + Send + 'static) {
         let Task { name, interval, owner } = task;
         tracing::debug!(name, ?interval, owner, "background task started");
-        self.0.spawn(future);
+        // One type for all tasks: tokio's code is compiled once for them.
+        self.0.spawn(future.boxed());
     }
 
     /// Stops all tasks at their next wait.
